@@ -33,7 +33,7 @@ def private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
-def own(node: ast.AST) -> bool:
+def is_self_or_cls(node: ast.AST) -> bool:
     """Return whether an expression is ``self`` or ``cls``. A class may use its own private members."""
     return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
@@ -61,7 +61,7 @@ def offences(path: Path) -> list[str]:
     if not theirs:
         return []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and private(node.attr) and not own(node.value):
+        if isinstance(node, ast.Attribute) and private(node.attr) and not is_self_or_cls(node.value):
             found.append(f"line {node.lineno}: uses {node.attr}")
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             root: ast.AST = node.value

@@ -67,7 +67,7 @@ def owners(target: ast.expr) -> Iterator[str]:
         yield ast.unparse(target)
 
 
-def asking(text: str) -> str:
+def with_reveal_type(text: str) -> str:
     """Return a module's text with a ``reveal_type`` call before each statement that changes a value through an object.
 
     Each call asks mypy for the type of the object that the statement changes.
@@ -107,7 +107,7 @@ def offences(root: Path, cache: Path) -> list[str]:
     """
     for path in sorted(root.joinpath("kvbus").rglob("*.py")):
         if path.relative_to(root).parts[1] not in APART:
-            path.write_text(asking(path.read_text()))
+            path.write_text(with_reveal_type(path.read_text()))
     command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={cache}", "--no-error-summary"]
     options = ["--follow-imports=silent", "--ignore-missing-imports", "--python-version=3.11", "--check-untyped-defs"]
     told = subprocess.run(
@@ -128,7 +128,7 @@ def offences(root: Path, cache: Path) -> list[str]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def kvbus_copy(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "kvbus", tmp_path / "kvbus", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
@@ -151,10 +151,12 @@ def _holes(anything: Relay, other: Source) -> None:
 """
 
 
-def test_the_check_finds_each_change_of_the_core_and_the_shell_makes_none(copy: Path, cache: pytest.Cache) -> None:
-    path = copy / "kvbus/daemon/daemon.py"
+def test_the_check_finds_each_change_of_the_core_and_the_shell_makes_none(
+    kvbus_copy: Path, cache: pytest.Cache
+) -> None:
+    path = kvbus_copy / "kvbus/daemon/daemon.py"
     path.write_text(path.read_text() + HOLES)
-    found = offences(copy, cache.mkdir("what_the_shell_changes"))
+    found = offences(kvbus_copy, cache.mkdir("what_the_shell_changes"))
     assert {row.partition(":")[0] for row in found} == {"kvbus/daemon/daemon.py"}, found
     assert {row.partition(": ")[2].rpartition(".")[2] for row in found} >= {
         "OutputStream",

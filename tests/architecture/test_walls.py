@@ -94,13 +94,13 @@ def layers(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def kvbus_copy(tmp_path: Path) -> Path:
     """A copy of the package kvbus, which a test may change."""
     shutil.copytree(ROOT / "kvbus", tmp_path / "kvbus", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
-def put(root: Path, module: str, line: str) -> None:
+def append_line(root: Path, module: str, line: str) -> None:
     """Append a line of code to a module in a copy of kvbus, to break a rule."""
     path = modules(root, module)[module]
     path.write_text(f"{path.read_text()}\n\n{line}\n")
@@ -131,15 +131,15 @@ def test_the_client_imports_only_allowed_packages() -> None:
         "print('here')",
     ],
 )
-def test_the_check_finds_a_forbidden_import_or_call_in_the_core(copy: Path, line: str) -> None:
-    put(copy, "kvbus.core.blocks.index", line)
-    assert len(core_offences(copy)) == 1
+def test_the_check_finds_a_forbidden_import_or_call_in_the_core(kvbus_copy: Path, line: str) -> None:
+    append_line(kvbus_copy, "kvbus.core.blocks.index", line)
+    assert len(core_offences(kvbus_copy)) == 1
 
 
 @pytest.mark.parametrize("module", ["kvbus.client.view", "kvbus.transport.sockets", "kvbus.core.types"])
-def test_the_check_finds_a_forbidden_dependency_of_the_client(copy: Path, module: str) -> None:
-    put(copy, module, "import pydantic")
-    assert len(client_offences(copy)) == 1
+def test_the_check_finds_a_forbidden_dependency_of_the_client(kvbus_copy: Path, module: str) -> None:
+    append_line(kvbus_copy, module, "import pydantic")
+    assert len(client_offences(kvbus_copy)) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,11 @@ def test_the_check_finds_a_forbidden_dependency_of_the_client(copy: Path, module
         ("kvbus.http.entries", "import prometheus_client", "only telemetry and the index import prometheus_client"),
     ],
 )
-def test_the_check_finds_a_forbidden_import_between_layers(copy: Path, module: str, line: str, broken: str) -> None:
-    put(copy, module, line)
-    told = layers(copy)
+def test_the_check_finds_a_forbidden_import_between_layers(
+    kvbus_copy: Path, module: str, line: str, broken: str
+) -> None:
+    append_line(kvbus_copy, module, line)
+    told = layers(kvbus_copy)
     assert told.returncode == 1, told.stdout + told.stderr
     assert any(broken in row and "BROKEN" in row for row in told.stdout.splitlines()), told.stdout
     assert "1 broken" in told.stdout

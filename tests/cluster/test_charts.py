@@ -35,13 +35,13 @@ def of_the_cluster(server: ApiServer, serve: Callable[[str], None], elsewhere: s
 
 
 @pytest.fixture
-def place(api: Api, of_the_cluster: None) -> str:
+def restricted_namespace(api: Api, of_the_cluster: None) -> str:
     """The name of a new namespace that enforces the restricted Pod Security Standard."""
     return api.namespace(RESTRICTED)
 
 
 @pytest.fixture
-def installer(api: Api, place: str, tmp_path: Path) -> Iterator[Any]:
+def installer(api: Api, restricted_namespace: str, tmp_path: Path) -> Iterator[Any]:
     """Helm with an administrator's token of its own, and with a configuration that names no other cluster."""
     (tmp_path / "kubeconfig").write_text("apiVersion: v1\nkind: Config\n")
     with helm.Config(
@@ -49,7 +49,7 @@ def installer(api: Api, place: str, tmp_path: Path) -> Iterator[Any]:
         kube_apiserver=api.url,
         kube_token=HELM,
         kube_ca_file=api.ca_file,
-        namespace=place,
+        namespace=restricted_namespace,
         qps=1000.0,
         burst_limit=1000,
     ) as made:
@@ -63,31 +63,35 @@ def pod_of(release: Release, namespace: str) -> Object:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_api_server_accepts_every_object_of_a_preset_without_a_warning(case: str, api: Api, place: str) -> None:
+def test_the_api_server_accepts_every_object_of_a_preset_without_a_warning(
+    case: str, api: Api, restricted_namespace: str
+) -> None:
     """The API server accepts every object of a preset.
 
     It would refuse objects with unknown fields, and pods that violate the restricted Pod Security Standard.
     """
-    release = render(CASES[case], namespace=place)
+    release = render(CASES[case], namespace=restricted_namespace)
     for each in release.objects:
-        api.apply(placed(each, place), dry_run=True)
+        api.apply(placed(each, restricted_namespace), dry_run=True)
     if (account := release.pod["spec"].get("serviceAccountName", "default")) != "default":
-        api.create(placed({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, place))
-    api.create(pod_of(release, place), dry_run=True)
+        api.create(
+            placed({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, restricted_namespace)
+        )
+    api.create(pod_of(release, restricted_namespace), dry_run=True)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_helm_release_is_installed_upgraded_rolled_back_and_removed_completely(
-    case: str, api: Api, server: ApiServer, place: str, installer: Any
+    case: str, api: Api, server: ApiServer, restricted_namespace: str, installer: Any
 ) -> None:
     values = CASES[case]
-    release = render(values, namespace=place)
-    before, asked = api.inventory(place), len(server.asked("helm"))
+    release = render(values, namespace=restricted_namespace)
+    before, asked = api.inventory(restricted_namespace), len(server.asked("helm"))
     installer.install(str(CHART), RELEASE, values)
-    wanted = [placed(each, place) for each in release.objects if "helm.sh/hook" not in hooks(each)]
+    wanted = [placed(each, restricted_namespace) for each in release.objects if "helm.sh/hook" not in hooks(each)]
     first = {api.path(each): spec(api.read(each)) for each in wanted}
-    pod = api.create(pod_of(release, place))
-    workload = placed(release.workload, place)
+    pod = api.create(pod_of(release, restricted_namespace))
+    workload = placed(release.workload, restricted_namespace)
     note = {"podAnnotations": {**values.get("podAnnotations", {}), "example.com/changed": "yes"}}
     installer.upgrade(str(CHART), RELEASE, {**values, **note})
     annotations = api.read(workload)["spec"]["template"]["metadata"]["annotations"]
@@ -96,7 +100,7 @@ def test_a_helm_release_is_installed_upgraded_rolled_back_and_removed_completely
     assert {api.path(each): spec(api.read(each)) for each in wanted} == first
     api.delete(pod)
     installer.uninstall(RELEASE)
-    assert api.inventory(place) == before
+    assert api.inventory(restricted_namespace) == before
     requests = server.asked("helm")[asked:]
     assert requests
     said = {
@@ -110,7 +114,7 @@ def test_a_helm_release_is_installed_upgraded_rolled_back_and_removed_completely
 
 @pytest.mark.skipif(not OLDER, reason="TEST_UPGRADE_FROM names no commit: TEST_UPGRADE_FROM=HEAD~1, as .ci/run does")
 def test_an_upgraded_release_of_an_older_commit_keeps_its_volume_claim(
-    api: Api, place: str, installer: Any, tmp_path: Path
+    api: Api, restricted_namespace: str, installer: Any, tmp_path: Path
 ) -> None:
     """The upgrade command of docs/OPERATIONS.md keeps the values of a release and changes the tag of its image.
 
@@ -122,7 +126,7 @@ def test_an_upgraded_release_of_an_older_commit_keeps_its_volume_claim(
     values = CASES["deployment"]
     newer = {**values, "kvbus": {**values["kvbus"], "image": {"tag": "NEW"}}}
     installer.install(str(tmp_path / "helm" / "kvbus"), RELEASE, values)
-    workload = placed(render(values, namespace=place).workload, place)
+    workload = placed(render(values, namespace=restricted_namespace).workload, restricted_namespace)
     before = api.read(workload)
     installer.upgrade(str(CHART), RELEASE, newer)
     after = api.read(workload)
@@ -138,11 +142,11 @@ def test_an_upgraded_release_of_an_older_commit_keeps_its_volume_claim(
     assert spec(api.read(workload)) == spec(before)
 
 
-def test_a_patch_changes_the_image_of_a_sidecar_in_a_running_pod(api: Api, place: str) -> None:
+def test_a_patch_changes_the_image_of_a_sidecar_in_a_running_pod(api: Api, restricted_namespace: str) -> None:
     """The patch of docs/OPERATIONS.md changes kvbus's image. The pod and its engine keep running."""
-    release = render(namespace=place)
-    api.apply(placed(release.one("ServiceAccount"), place))
-    before = api.create(pod_of(release, place))
+    release = render(namespace=restricted_namespace)
+    api.apply(placed(release.one("ServiceAccount"), restricted_namespace))
+    before = api.create(pod_of(release, restricted_namespace))
     page = (CHART.parents[1] / "docs" / "OPERATIONS.md").read_text()
     (body,) = re.findall(r"^kubectl patch pod POD --type=strategic -p '(.+)'$", page, re.MULTILINE)
     after = api.ask("PATCH", api.path(before), json.loads(body), "application/strategic-merge-patch+json")
@@ -161,19 +165,19 @@ def spec(each: Object) -> Object:
     return {key: value for key, value in each.items() if key not in {"metadata", "status"}}
 
 
-def test_the_tests_api_server_refuses_unrestricted_pods_and_unknown_fields(api: Api, place: str) -> None:
+def test_the_tests_api_server_refuses_unrestricted_pods_and_unknown_fields(api: Api, restricted_namespace: str) -> None:
     """The tests' server really checks objects.
 
     It refuses a pod that violates the restricted Pod Security Standard, and an object with an unknown field.
     """
-    release = render(namespace=place)
-    api.apply(placed(release.one("ServiceAccount"), place))
-    pod = pod_of(release, place)
+    release = render(namespace=restricted_namespace)
+    api.apply(placed(release.one("ServiceAccount"), restricted_namespace))
+    pod = pod_of(release, restricted_namespace)
     with pytest.raises(RefusedError, match=r'violates PodSecurity \\"restricted:latest\\": host namespaces'):
         api.create({**pod, "spec": {**pod["spec"], "hostNetwork": True}}, dry_run=True)
     with pytest.raises(RefusedError, match=r'unknown field \\"spec.hostNetwrk\\"'):
         api.create({**pod, "spec": {**pod["spec"], "hostNetwrk": True}}, dry_run=True)
-    workload = placed(release.workload, place)
+    workload = placed(release.workload, restricted_namespace)
     workload["spec"]["template"]["spec"]["hostNetwork"] = True
     api.apply(workload, dry_run=True)
     (warning,) = api.warnings

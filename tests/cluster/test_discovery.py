@@ -27,7 +27,7 @@ from tests.doubles.socket_routers import TopicRouter
 from tests.ports import free_ports
 
 
-class Place:
+class EngineNamespace:
     """A Kubernetes namespace in which the test creates and deletes the pods of engines."""
 
     def __init__(self, api: Api) -> None:
@@ -75,7 +75,7 @@ class Place:
         }
 
 
-class Found(Process):
+class DiscoveringProcess(Process):
     """A kvbus process that discovers its sources in Kubernetes, and publishes each worker's stream under a separate
     topic.
     """
@@ -105,7 +105,7 @@ class Fleet:
     the cluster.
     """
 
-    def __init__(self, place: Place, bus: Found) -> None:
+    def __init__(self, place: EngineNamespace, bus: DiscoveringProcess) -> None:
         self.place = place
         self.bus = bus
         shared = free_ports(2)  # pods have the same ports at different addresses
@@ -162,7 +162,7 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet_of(place: Place, bus: Found) -> AsyncIterator[Fleet]:
+async def fleet_of(place: EngineNamespace, bus: DiscoveringProcess) -> AsyncIterator[Fleet]:
     fleet = Fleet(place, bus)
     try:
         for worker in fleet.workers:
@@ -183,9 +183,9 @@ def token_file(tmp_path: Path) -> Path:
 async def test_kvbus_follows_a_kubernetes_fleet_of_three_then_ten_then_two_engines(
     api: Api, server: ApiServer, tmp_path: Path, token_file: Path
 ) -> None:
-    place = Place(api)
+    place = EngineNamespace(api)
     place.put_token(token_file)
-    async with fleet_of(place, Found(tmp_path, place.settings(server, token_file))) as fleet:
+    async with fleet_of(place, DiscoveringProcess(tmp_path, place.settings(server, token_file))) as fleet:
         await fleet.to(1, 4, 7)
         await fleet.exact()
         await fleet.to(*range(10))
@@ -210,10 +210,10 @@ async def test_kvbus_removes_no_engine_while_the_api_server_is_down(
 
     When it returns, kvbus learns the changes, although etcd has deleted every older version.
     """
-    place = Place(api)
+    place = EngineNamespace(api)
     place.put_token(token_file)
     mortal = plane.api_server()
-    bus = Found(tmp_path, place.settings(mortal, token_file))
+    bus = DiscoveringProcess(tmp_path, place.settings(mortal, token_file))
     failing: Callable[[], bool] = lambda: bus.total("kvbus_discovery_failing") == 1  # noqa: E731
     async with fleet_of(place, bus) as fleet:
         await fleet.to(1, 2, 3)
@@ -247,7 +247,7 @@ async def test_kvbus_reads_a_new_list_of_pods_after_its_watch_has_expired(
     etcd has deleted the version from which kvbus would continue its watch, so the server answers the watch with 410
     Gone.
     """
-    place = Place(api)
+    place = EngineNamespace(api)
     place.put_token(token_file)
     at_etcd = plane.api_server(watch_cache="false")
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
@@ -281,7 +281,7 @@ async def test_kvbus_reads_a_new_list_of_pods_after_its_watch_has_expired(
 async def test_kvbus_keeps_its_engines_if_its_token_expires_or_is_replaced(
     api: Api, server: ApiServer, tmp_path: Path, token_file: Path
 ) -> None:
-    place = Place(api)
+    place = EngineNamespace(api)
 
     def secret(name: str) -> Object:
         """Return a new Secret to which a token can be bound.
@@ -340,7 +340,7 @@ async def test_kvbus_keeps_its_engines_if_its_token_expires_or_is_replaced(
 async def test_kvbus_reports_the_refused_user_until_it_may_list_pods(
     api: Api, server: ApiServer, token_file: Path
 ) -> None:
-    place = Place(api)
+    place = EngineNamespace(api)
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     (binding,) = api.get(f"/apis/{role['apiVersion']}/namespaces/{place.namespace}/rolebindings")["items"]
     api.delete({**role, "metadata": binding["metadata"]})

@@ -95,7 +95,7 @@ def config(api: Api, namespace: str, token: Path) -> str:
     return json.dumps({"global": hurry, "rule_files": rules, "scrape_configs": [job]})
 
 
-def becomes(wanted: Any, ask: Callable[[], Any]) -> None:
+def wait_until_equal(wanted: Any, ask: Callable[[], Any]) -> None:
     until = time.monotonic() + PATIENCE
     while (said := ask()) != wanted:
         assert time.monotonic() < until, said
@@ -124,17 +124,17 @@ def test_prometheus_finds_native_sidecars_and_its_rules_have_values(
         engine(one),
         running_prometheus(tmp_path, config(api, namespace, tmp_path / "token")) as server,
     ):
-        becomes(both, lambda: pods_of(server, "up == 1"))
-        becomes([({"job": "kvbus-pods"}, 0.5)], lambda: live(server))
+        wait_until_equal(both, lambda: pods_of(server, "up == 1"))
+        wait_until_equal([({"job": "kvbus-pods"}, 0.5)], lambda: live(server))
         assert {each["scrapeUrl"] for each in server.get("/api/v1/targets")["activeTargets"]} == {
             f"http://{each.http}/metrics" for each in (one, two)
         }
-        becomes(both, lambda: pods_of(server, "kvbus:queue_fill:ratio"))
+        wait_until_equal(both, lambda: pods_of(server, "kvbus:queue_fill:ratio"))
         with engine(two):
-            becomes([({"job": "kvbus-pods"}, 1.0)], lambda: live(server))
+            wait_until_equal([({"job": "kvbus-pods"}, 1.0)], lambda: live(server))
         api.delete(two.object)
-        becomes({(namespace, "one")}, lambda: pods_of(server, "up"))
-        becomes({(namespace, "one")}, lambda: pods_of(server, "kvbus:queue_fill:ratio"))
+        wait_until_equal({(namespace, "one")}, lambda: pods_of(server, "up"))
+        wait_until_equal({(namespace, "one")}, lambda: pods_of(server, "kvbus:queue_fill:ratio"))
 
 
 def live(server: Prometheus) -> Any:

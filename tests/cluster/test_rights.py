@@ -48,7 +48,7 @@ def rules(api: Api, namespace: str) -> set[tuple[str, str, str]]:
 
 
 @pytest.fixture
-def place(api: Api, elsewhere: str) -> str:
+def watched_namespace(api: Api, elsewhere: str) -> str:
     """A namespace with the service account and the roles of the chart's preset that discovers engines."""
     namespace = api.namespace()
     release = render(CASES["discovery"], namespace=namespace)
@@ -59,18 +59,18 @@ def place(api: Api, elsewhere: str) -> str:
 
 
 @pytest.fixture
-def account(api: Api, place: str) -> Api:
+def account(api: Api, watched_namespace: str) -> Api:
     (made,) = render(CASES["discovery"]).all("ServiceAccount")
-    return api.as_user(api.token_of(place, made["metadata"]["name"]))
+    return api.as_user(api.token_of(watched_namespace, made["metadata"]["name"]))
 
 
 def test_a_discovering_service_account_may_only_see_pods_in_the_watched_namespaces(
-    api: Api, account: Api, place: str, elsewhere: str
+    api: Api, account: Api, watched_namespace: str, elsewhere: str
 ) -> None:
     other = api.namespace()
     anybody = api.as_user(api.token_of(other, "default"))
     for namespace, more in (
-        (place, {(verb, "", "pods") for verb in SEES}),
+        (watched_namespace, {(verb, "", "pods") for verb in SEES}),
         (elsewhere, {(verb, "", "pods") for verb in SEES}),
         (other, set()),
         ("kube-system", set()),
@@ -92,9 +92,9 @@ def test_a_discovering_service_account_may_only_see_pods_in_the_watched_namespac
     ],
 )
 def test_the_service_account_may_list_and_watch_only_the_permitted_resources(
-    where: str, what: str, may: bool, account: Api, place: str, elsewhere: str
+    where: str, what: str, may: bool, account: Api, watched_namespace: str, elsewhere: str
 ) -> None:
-    path = what.format(place if where == "place" else elsewhere)
+    path = what.format(watched_namespace if where == "place" else elsewhere)
     for query in ("?limit=1", "?watch=true&timeoutSeconds=1"):
         if may:
             account.get(path + query)
@@ -104,9 +104,14 @@ def test_the_service_account_may_list_and_watch_only_the_permitted_resources(
             assert refused.value.status == 403
 
 
-def test_the_service_account_may_not_change_any_pod(account: Api, place: str) -> None:
-    pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": place}, "spec": {}}
-    path = f"/api/v1/namespaces/{place}/pods"
+def test_the_service_account_may_not_change_any_pod(account: Api, watched_namespace: str) -> None:
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "a", "namespace": watched_namespace},
+        "spec": {},
+    }
+    path = f"/api/v1/namespaces/{watched_namespace}/pods"
     for method, at in (("POST", path), ("DELETE", f"{path}/a"), ("DELETE", path), ("PUT", f"{path}/a")):
         with pytest.raises(RefusedError, match="forbidden"):
             account.ask(method, at, pod)

@@ -19,7 +19,7 @@ from tests.typed import there
 KEPT, BROKEN, NOT_SEEN = Outcome
 
 
-def judged(*messages: Frames, connected: bool = True) -> dict[str, Verdict]:
+def verdicts_of(*messages: Frames, connected: bool = True) -> dict[str, Verdict]:
     judge = EngineJudge()
     for frames in messages:
         found = judge.parse(frames)
@@ -28,13 +28,13 @@ def judged(*messages: Frames, connected: bool = True) -> dict[str, Verdict]:
     return {str(each.clause): each for each in judge.verdicts()}
 
 
-def said(number: str, *messages: Frames, **more: Any) -> tuple[Outcome, Level]:
-    verdict = judged(*messages, **more)[number]
+def outcome_of(number: str, *messages: Frames, **more: Any) -> tuple[Outcome, Level]:
+    verdict = verdicts_of(*messages, **more)[number]
     assert verdict.message
     return verdict.outcome, verdict.level
 
 
-def long(seq: int) -> Frames:
+def batch_with_long_seq(seq: int) -> Frames:
     return [b"", seq.to_bytes(8, "big") + bytes(16), pack([1.5, [], 0])]
 
 
@@ -49,7 +49,7 @@ LEFT = removed(1, remaining_copy_counts=[1])
 CASES: dict[str, tuple[list[Frames], list[Frames]]] = {
     "1.2": ([message(0)], [message(0), message(1, rank=1)]),
     "2.1": ([message(0)], [message(0)[:2]]),
-    "2.2": ([message(0), long(1)], [[b"", bytes(4), b""]]),
+    "2.2": ([message(0), batch_with_long_seq(1)], [[b"", bytes(4), b""]]),
     "2.3": ([message(0), message(1)], [message(0), message(1, topic=b"other")]),
     "3.1": ([message(0), message(1)], [message(0, A), message(1, B), message(0, A)]),
     "3.3": ([message(4), message(0, A)], [message(0, A), message(4), message(2, B)]),
@@ -82,8 +82,8 @@ CASES: dict[str, tuple[list[Frames], list[Frames]]] = {
 @pytest.mark.parametrize("number", CASES)
 def test_the_judge_recognizes_kept_and_broken_clauses(number):
     kept, broken = CASES[number]
-    assert said(number, *kept)[0] is KEPT
-    assert said(number, *broken)[0] is BROKEN
+    assert outcome_of(number, *kept)[0] is KEPT
+    assert outcome_of(number, *broken)[0] is BROKEN
 
 
 @pytest.mark.parametrize(
@@ -98,31 +98,31 @@ def test_the_judge_recognizes_kept_and_broken_clauses(number):
     ],
 )
 def test_a_broken_must_outweighs_a_broken_should(number, level, messages):
-    assert said(number, *messages) == (BROKEN, level)
+    assert outcome_of(number, *messages) == (BROKEN, level)
 
 
 def test_a_verdict_has_the_bytes_that_break_the_clause():
-    verdict = judged(message(0, A), message(1, stored(7, medium="cloud")))["9.1"]
+    verdict = verdicts_of(message(0, A), message(1, stored(7, medium="cloud")))["9.1"]
     assert verdict.message == "event 0 of batch 1 is on 'cloud'"
     assert [msgspec.msgpack.decode(each.data)["medium"] for each in verdict.evidence] == ["cloud"]
 
 
 def test_the_judge_judges_a_stream_that_it_joined_late_from_the_next_clear():
     late = [message(5, B, removed(1), removed(2), removed(8))]
-    found = judged(*late)
+    found = verdicts_of(*late)
     assert {found[each].outcome for each in ("6.11", "6.12", "7.1", "11.3")} == {NOT_SEEN}
-    assert said("7.1", *late, message(6, CLEARED, removed(8))) == (BROKEN, Level.MUST)
+    assert outcome_of("7.1", *late, message(6, CLEARED, removed(8))) == (BROKEN, Level.MUST)
 
 
 def test_a_gap_is_no_verdict_without_a_replay():
-    found = judged(message(0, A), message(3, removed(1), removed(9)))
+    found = verdicts_of(message(0, A), message(3, removed(1), removed(9)))
     assert found["3.1"].outcome is NOT_SEEN
     assert "2 numbers are missing" in found["3.1"].message
     assert found["7.1"].outcome is NOT_SEEN
 
 
 def test_the_first_seq_after_a_lost_connection_does_not_show_a_new_epoch():
-    assert said("3.3", message(0, A), message(4), message(2, B), connected=False)[0] is NOT_SEEN
+    assert outcome_of("3.3", message(0, A), message(4), message(2, B), connected=False)[0] is NOT_SEEN
 
 
 def test_the_same_batch_after_a_reconnection_belongs_to_a_new_epoch():
@@ -135,12 +135,14 @@ def test_the_same_batch_after_a_reconnection_belongs_to_a_new_epoch():
 
 
 def test_two_publishers_at_one_endpoint_have_separate_seqs_by_topic():
-    found = judged(message(0, A, topic=b"a"), message(0, A, topic=b"b"), message(1, topic=b"a"), message(1, topic=b"b"))
+    found = verdicts_of(
+        message(0, A, topic=b"a"), message(0, A, topic=b"b"), message(1, topic=b"a"), message(1, topic=b"b")
+    )
     assert {found[each].outcome for each in ("2.3", "3.1")} == {KEPT}
 
 
 def test_a_clear_of_one_medium_clears_only_this_medium():
-    found = judged(message(0, A, CPU, {"type": "AllBlocksCleared", "medium": "CPU"}, removed(1)), message(1, CPU))
+    found = verdicts_of(message(0, A, CPU, {"type": "AllBlocksCleared", "medium": "CPU"}, removed(1)), message(1, CPU))
     assert found["7.1"].outcome is KEPT
 
 
@@ -166,21 +168,25 @@ def answered(*frames: Frames, start: int = 0, **more: Any) -> dict[str, Verdict]
     return {str(each.clause): each for each in judge.verdicts()}
 
 
-def part(seq: int, *events: Any) -> Frames:
+def replay_message(seq: int, *events: Any) -> Frames:
     return [b"", *message(seq, *events)]
 
 
 @pytest.mark.parametrize(
     ("number", "kept", "broken"),
     [
-        ("4.2", [part(0, A), part(1), END], [[b"", *message(0)[1:]], [b"", b"\xff" * 8, b""]]),
+        ("4.2", [replay_message(0, A), replay_message(1), END], [[b"", *message(0)[1:]], [b"", b"\xff" * 8, b""]]),
         ("4.2", [END], [[b"", b"topic", b"\xff" * 8, b""]]),
-        ("4.2", [part(0), END], [part(1), part(0), END]),
-        ("4.3", [END], [part(0)]),
+        ("4.2", [replay_message(0), END], [replay_message(1), replay_message(0), END]),
+        ("4.3", [END], [replay_message(0)]),
         ("4.3", [END], []),
-        ("4.4", [part(0), part(1), END], [part(0), part(2), END]),
-        ("4.4", [part(7, CLEARED, A), part(8), END], [part(7, A), part(8), END]),
-        ("4.6", [*(part(n, A) for n in range(1000)), END], [*(part(n) for n in range(1000)), END]),
+        ("4.4", [replay_message(0), replay_message(1), END], [replay_message(0), replay_message(2), END]),
+        (
+            "4.4",
+            [replay_message(7, CLEARED, A), replay_message(8), END],
+            [replay_message(7, A), replay_message(8), END],
+        ),
+        ("4.6", [*(replay_message(n, A) for n in range(1000)), END], [*(replay_message(n) for n in range(1000)), END]),
     ],
 )
 def test_the_judge_recognizes_kept_and_broken_clauses_in_a_replay_answer(number, kept, broken):
@@ -189,7 +195,7 @@ def test_the_judge_recognizes_kept_and_broken_clauses_in_a_replay_answer(number,
 
 
 def test_the_judge_reports_the_same_for_an_empty_replay_answer_and_no_replay():
-    for found in (answered(END), judged(message(0, A))):
+    for found in (answered(END), verdicts_of(message(0, A))):
         assert found["4.4"].message == "no replay answer had a batch (--replay-endpoint)"
 
 
@@ -199,7 +205,7 @@ def test_the_judge_reports_the_same_for_an_empty_replay_answer_and_no_replay():
 def test_a_new_epoch_must_begin_with_a_clear_after_a_subscription(first, outcome):
     judge = EngineJudge()
     answer = Answer(0)
-    for frames in (part(0), END):
+    for frames in (replay_message(0), END):
         answer.add(frames)
     judge.begin(answer)
     found = there(judge.parse(first))
@@ -219,12 +225,12 @@ def test_a_reset_at_the_time_of_a_subscription_is_not_a_new_epoch():
 
 
 def test_a_gap_in_a_replay_answer_to_a_slow_requester_is_a_loss():
-    found = answered(part(0), part(2), END, slow=True)
+    found = answered(replay_message(0), replay_message(2), END, slow=True)
     assert (found["4.3"].outcome, found["4.4"].outcome) == (BROKEN, NOT_SEEN)
 
 
 def test_a_replay_answer_that_begins_late_without_a_clear_breaks_a_should():
-    assert answered(part(7, A), END)["4.4"].level is Level.SHOULD
+    assert answered(replay_message(7, A), END)["4.4"].level is Level.SHOULD
 
 
 def test_a_replay_answer_fills_a_gap_or_shows_an_unsent_seq():
@@ -235,7 +241,7 @@ def test_a_replay_answer_fills_a_gap_or_shows_an_unsent_seq():
         assert judge.gap_before(late) == 1
         answer = Answer(1)
         for number in has:
-            answer.add(part(number))
+            answer.add(replay_message(number))
         answer.add(END)
         judge.fill(late, answer)
         judge.take(late)

@@ -18,13 +18,13 @@ Without them, a page without defects would prove nothing.
 async def test_the_page_lists_the_clauses_that_each_profile_breaks():
     reports = await judged(CAPTURE)
     # A process without CPU during a silence may observe no heartbeat. A longer watch has more silences.
-    if unseen(reports):
+    if unseen_clauses(reports):
         reports = await judged(CAPTURE, seconds=30)
     assert page(reports) == PAGE.read_text(), "python -m tests.conform.profiles"
-    assert not unseen(reports)
+    assert not unseen_clauses(reports)
 
 
-def unseen(reports: dict[str, Report]) -> list[tuple[str, str]]:
+def unseen_clauses(reports: dict[str, Report]) -> list[tuple[str, str]]:
     """Return each profile with a clause of ``SEEN`` that the run did not observe."""
     return [
         (name, str(each.clause))

@@ -31,7 +31,7 @@ LOCAL = "tcp://127.0.0.1:0"
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the time limits of the kit's probes, for engines that never send the awaited answer."""
     monkeypatch.setattr(probes, "TIMEOUT", 1.0)
     monkeypatch.setattr(probes, "SHORT_S", 0.5)
@@ -58,7 +58,7 @@ async def finished(running: asyncio.Task[None]) -> None:
         await running
 
 
-async def watched(wanted: Target, during: Any = None) -> dict[str, Outcome]:
+async def watch_publisher(wanted: Target, during: Any = None) -> dict[str, Outcome]:
     """Watch a publisher, and call ``during`` once the watch is connected and knows the next expected seq.
 
     Return the outcome by clause.
@@ -79,19 +79,19 @@ def outcomes(found: Watch) -> dict[str, Outcome]:
 async def test_an_engine_with_correct_api_and_replay_keeps_its_clauses(publisher):
     engine = Engine(publisher)
     async with serving(engine) as api:
-        found = await watched(target(publisher, api=api, prompts=3))
+        found = await watch_publisher(target(publisher, api=api, prompts=3))
     assert engine.asked == ["/reset_prefix_cache", "/sleep", "/wake_up"]
     assert {found[each] for each in ("1.1", "1.3", "4.2", "4.3", "6.4", "7.3", "11.1", "11.2")} == {KEPT}
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_time_limits")
 async def test_the_kit_finds_an_engine_that_sends_no_clear_and_stores_blocks_again(publisher):
     async with serving(Engine(publisher, good=False)) as api:
-        found = await watched(target(publisher, api=api, prompts=3))
+        found = await watch_publisher(target(publisher, api=api, prompts=3))
     assert {found[each] for each in ("1.3", "4.1", "5.1", "7.3", "11.2")} == {BROKEN}
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_time_limits")
 async def test_an_api_that_does_not_answer_becomes_a_note(publisher):
     found = Watch(target(publisher, api=f"http://127.0.0.1:{free_port()}"))
     await finished(asyncio.ensure_future(found.run()))
@@ -109,7 +109,7 @@ async def test_the_kit_waits_for_a_manual_restart_and_judges_it(publisher):
         await publisher.wait_for_subscriber(PATIENCE)
         publisher.publish(batch(stored(1)))
 
-    found = await watched(target(publisher, await_restart=True), restart)
+    found = await watch_publisher(target(publisher, await_restart=True), restart)
     assert (found["3.3"], found["6.8"], found["3.1"]) == (KEPT, KEPT, KEPT)
 
 
@@ -125,23 +125,23 @@ async def test_the_kit_distinguishes_a_lost_batch_from_a_skipped_seq(publisher, 
         for block in (3, 4):
             publisher.publish(batch(stored(block)))
 
-    found = await watched(target(publisher), lose)
+    found = await watch_publisher(target(publisher), lose)
     assert found["3.1"] is (KEPT if sent else BROKEN)
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_time_limits")
 async def test_a_replay_answer_without_end_is_broken_and_the_watch_ends(publisher):
     publisher.replay_fault = lambda answer: answer[:-1]
     for block in range(3):
         publisher.publish(batch(stored(block)))
-    found = await watched(target(publisher))
+    found = await watch_publisher(target(publisher))
     assert found["4.3"] is BROKEN
 
 
 async def test_long_replay_answers_reach_slow_and_fast_requesters(publisher):
     for block in range(1100):
         publisher.publish(batch(stored(block, size=64)))
-    found = await watched(target(publisher))
+    found = await watch_publisher(target(publisher))
     assert {found[each] for each in ("4.3", "4.6", "4.8")} == {KEPT}
 
 
@@ -177,19 +177,19 @@ class Dropping:
         self._context.term()
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_time_limits")
 async def test_the_kit_finds_a_replay_socket_that_drops_messages_to_a_slow_requester(publisher):
     dropping = Dropping(1500)
     try:
         publisher.publish(batch(stored(1)))
-        found = await watched(Target(publisher.endpoint, dropping.endpoint, seconds=0.5))
+        found = await watch_publisher(Target(publisher.endpoint, dropping.endpoint, seconds=0.5))
     finally:
         await dropping.close()
     # On a busy machine, the socket also drops answers to fast requesters, which see a gap in their answer then.
     assert BROKEN in {found["4.3"], found["4.4"]}
 
 
-@pytest.mark.usefixtures("short")
+@pytest.mark.usefixtures("short_time_limits")
 async def test_the_kit_finds_a_publisher_that_disconnects_clients_without_a_pong():
     context: zmq.Context[Any] = zmq.Context()
     socket = context.socket(zmq.PUB)
@@ -197,7 +197,7 @@ async def test_the_kit_finds_a_publisher_that_disconnects_clients_without_a_pong
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 300)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     try:
-        found = await watched(Target(f"tcp://127.0.0.1:{port}", seconds=3.0))
+        found = await watch_publisher(Target(f"tcp://127.0.0.1:{port}", seconds=3.0))
     finally:
         socket.close(0)
         context.term()
@@ -288,6 +288,6 @@ async def test_conform_engine_prints_its_verdicts_after_ctrl_c(publisher):
 async def test_the_kits_prompts_stay_below_the_models_limit(publisher, limit, numbers):
     engine = Engine(publisher, limit=limit)
     async with serving(engine) as api:
-        await watched(target(publisher, api=api, prompts=1))
+        await watch_publisher(target(publisher, api=api, prompts=1))
     assert {len(prompt.split()) for prompt in engine.prompts} == {numbers}
     assert all(len(prompt) < (limit or 2048) for prompt in engine.prompts)  # a token has at most one character here

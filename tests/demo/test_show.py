@@ -54,7 +54,6 @@ async def test_the_demo_repairs_every_fault_and_the_router_without_kvbus_is_wron
 
 
 async def test_the_router_without_kvbus_is_exact_if_the_demo_makes_no_faults(tmp_path, monkeypatch):
-    """If the demo causes no faults, the router without kvbus is exact. So only the faults make it wrong."""
 
     async def nothing(*_):
         pass
@@ -140,7 +139,7 @@ VERDICTS = (
 
 @pytest.mark.parametrize(("rows", "exact", "last"), VERDICTS)
 def test_the_verdict_of_the_demo_names_each_wrong_router(rows, exact, last):
-    text = drawn(render_verdict(rows, 5, exact, UNICODE), 80)
+    text = rendered_text(render_verdict(rows, 5, exact, UNICODE), 80)
     assert f"│ {last}" in text
     for row in rows:
         who = "Without kvbus, a router" if row.direct else row.name
@@ -149,7 +148,7 @@ def test_the_verdict_of_the_demo_names_each_wrong_router(rows, exact, last):
         assert (row.name in text) == (row.blocks is not None)
 
 
-def drawn(renderable, width):
+def rendered_text(renderable, width):
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(renderable)
     return file.getvalue()
@@ -164,7 +163,7 @@ async def test_the_drawing_of_the_demo_fits_the_terminal(tmp_path, monkeypatch, 
     show.history["router-a"] = deque([None, 0, 5, 0] * 100)
     show.history["router-b"] = deque([None] * 400)
     show.history["no kvbus"] = deque(range(400))
-    text = drawn(render(show, width, glyphs), width)
+    text = rendered_text(render(show, width, glyphs), width)
     lines = text.splitlines()
     assert len(lines) == 13  # in a terminal of 24 lines, the story fits above the verdict
     assert max(map(cell_len, lines)) <= width

@@ -42,7 +42,7 @@ def pod_annotations() -> dict[str, str]:
     return dict(read("example/engine.yaml")["spec"]["template"]["metadata"]["annotations"])
 
 
-def told(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
+def sidecar_environment(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
     """Return the sidecar's environment variables as the kubelet would set them from the pod's annotations.
 
     Ports and directories are replaced by ``ports`` and ``directory``, which exist on this machine.
@@ -122,7 +122,7 @@ def test_the_component_reaches_a_router_that_subscribes_as_llm_d_does(tmp_path: 
             f"tcp://127.0.0.1:{ports['engine']}", f"tcp://127.0.0.1:{ports['engine_replay']}", bind=False
         )
         with (
-            sidecar(told(pod_annotations(), ports, tmp_path), log),
+            sidecar(sidecar_environment(pod_annotations(), ports, tmp_path), log),
             connected(zmq.SUB, ports["events"], (zmq.SUBSCRIBE, b"kv@")) as heard,
         ):
             await eventually(heard, f"a heartbeat: {log.read_text()}")
@@ -149,6 +149,6 @@ def test_the_sidecar_ends_with_an_error_without_the_annotation_of_the_model(tmp_
     """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     log = tmp_path / "kvbus.log"
-    with sidecar(told({}, ports, tmp_path), log) as process:
+    with sidecar(sidecar_environment({}, ports, tmp_path), log) as process:
         assert process.wait(60) == 78
     assert "model = '': outputs[0].topic uses {model}" in log.read_text()

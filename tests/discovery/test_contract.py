@@ -18,7 +18,7 @@ from tests.doubles.bus import eventually
 SECONDS = 60
 
 
-class Watched:
+class DiscoveredSets:
     """The sets of engines that a discoverer returns, one after the other."""
 
     def __init__(self, world: World, ranks: int = 1) -> None:
@@ -51,20 +51,20 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(world: World, ranks: int = 1) -> AsyncIterator[Watched]:
-    watched = Watched(world, ranks)
+async def watching(world: World, ranks: int = 1) -> AsyncIterator[DiscoveredSets]:
+    watched = DiscoveredSets(world, ranks)
     try:
         yield watched
     finally:
         await watched.sets.aclose()
 
 
-def published(world: World, *numbers: int) -> dict[str, tuple[Publisher, ...]]:
+def expected_publishers(world: World, *numbers: int) -> dict[str, tuple[Publisher, ...]]:
     places = {world.name(number): world.place(number) for number in world.some(*numbers)}
     return {name: (Publisher(0, at.endpoint, at.replay_endpoint),) for name, at in places.items()}
 
 
-def there(world: World, *numbers: int) -> None:
+def set_engines(world: World, *numbers: int) -> None:
     world.have({world.name(number): world.place(number) for number in world.some(*numbers)})
 
 
@@ -73,40 +73,41 @@ def count_descriptors() -> int:
 
 
 async def test_a_discoverer_first_returns_all_engines_with_their_endpoints(world):
-    there(world, 1, 2)
+    set_engines(world, 1, 2)
     async with watching(world) as watched:
         first = await watched.next()
-        assert {name: engine.publishers for name, engine in first.items()} == published(world, 1, 2)
+        assert {name: engine.publishers for name, engine in first.items()} == expected_publishers(world, 1, 2)
         assert all(engine.where.startswith(world.kind) for engine in first.values())
 
 
 async def test_a_discoverer_follows_engines_that_appear_and_leave(world):
-    there(world, 1)
+    set_engines(world, 1)
     async with watching(world) as watched:
-        await watched.becomes(published(world, 1))
+        await watched.becomes(expected_publishers(world, 1))
         for numbers in [(1, 2, 3), (3,), (1, 3), (2,)]:
-            there(world, *numbers)
-            await watched.becomes(published(world, *numbers))
+            set_engines(world, *numbers)
+            await watched.becomes(expected_publishers(world, *numbers))
 
 
 async def test_a_discoverer_follows_an_engine_to_another_address(world):
-    there(world, 1, 2)
+    set_engines(world, 1, 2)
     async with watching(world) as watched:
-        await watched.becomes(published(world, 1, 2))
+        await watched.becomes(expected_publishers(world, 1, 2))
         world.have({world.name(number): world.place(number + 7) for number in world.some(1, 2)})
         moved = {
-            world.name(number): published(world, number + 7)[world.name(number + 7)] for number in world.some(1, 2)
+            world.name(number): expected_publishers(world, number + 7)[world.name(number + 7)]
+            for number in world.some(1, 2)
         }
         await watched.becomes(moved)
 
 
 async def test_a_discoverer_may_find_no_engine(world):
-    there(world)
+    set_engines(world)
     async with watching(world) as watched:
         await watched.becomes({})
-        there(world, 1)
-        await watched.becomes(published(world, 1))
-        there(world)
+        set_engines(world, 1)
+        await watched.becomes(expected_publishers(world, 1))
+        set_engines(world)
         await watched.becomes({})
 
 
@@ -116,22 +117,22 @@ async def test_a_discoverer_reports_an_unreachable_server_and_no_set_of_engines(
 
     After the server has returned, a new watch by the discoverer works.
     """
-    there(world, 1)
+    set_engines(world, 1)
     async with watching(world) as watched:
-        await watched.becomes(published(world, 1))
+        await watched.becomes(expected_publishers(world, 1))
         world.fail()
-        assert all(each == published(world, 1) for each in await watched.until_it_fails())
+        assert all(each == expected_publishers(world, 1) for each in await watched.until_it_fails())
     async with watching(world) as watched:
         assert await watched.until_it_fails() == []
     world.heal()
     async with watching(world) as watched:
-        await watched.becomes(published(world, 1))
+        await watched.becomes(expected_publishers(world, 1))
 
 
 async def test_a_discoverer_counts_ports_up_for_ranks_that_the_engine_does_not_name(world):
     if world.says_ranks:
         pytest.skip("the engine says its ranks")
-    there(world, 1)
+    set_engines(world, 1)
     at = world.place(1)
     async with watching(world, ranks=3) as watched:
         await watched.becomes(
@@ -145,7 +146,7 @@ async def test_a_discoverer_counts_ports_up_for_ranks_that_the_engine_does_not_n
 
 
 async def test_a_closed_discoverer_has_no_task_socket_or_file(world):
-    there(world, 1)
+    set_engines(world, 1)
     tasks, descriptors = asyncio.all_tasks(), count_descriptors()
     async with watching(world) as watched:
         await watched.next()

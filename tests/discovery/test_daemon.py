@@ -20,7 +20,7 @@ def file(tmp_path):
     return tmp_path / "engines.json"
 
 
-def found_in(file):
+def file_discovery(file):
     return {"file": {"path": str(file), "interval": 0.02}}
 
 
@@ -33,12 +33,12 @@ async def test_two_replicas_discover_the_same_engines_independently(file):
     for worker in (one, two):
         await worker.start()
     write(file, [one.entry, two.entry])
-    async with running(DiscoveringBus(found_in(file))) as first:
+    async with running(DiscoveringBus(file_discovery(file))) as first:
         await first.sources("pod-1", "pod-2")
         await first.exact(one, two)
         for worker in (one, two):
             worker.go_on()
-        async with running(DiscoveringBus(found_in(file))) as late:
+        async with running(DiscoveringBus(file_discovery(file))) as late:
             await late.sources("pod-1", "pod-2")
             for bus in (first, late):
                 await bus.exact(one, two)
@@ -58,7 +58,7 @@ async def test_an_empty_list_removes_engines_and_an_invalid_list_does_not(file):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(DiscoveringBus(found_in(file), discovery_grace=0)) as bus:
+    async with running(DiscoveringBus(file_discovery(file), discovery_grace=0)) as bus:
         await bus.sources("pod-1")
         file.write_text("[{")
         await eventually(lambda: bus.stats.failures, "a failure counted")
@@ -81,7 +81,7 @@ async def test_a_worker_that_moves_without_a_restart_keeps_its_blocks(file):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(DiscoveringBus(found_in(file))) as bus:
+    async with running(DiscoveringBus(file_discovery(file))) as bus:
         await bus.sources("pod-1")
         source = bus.source("pod-1")
         await eventually(lambda: source.sequencer.next > 3, "some batches")
@@ -99,7 +99,7 @@ async def test_a_worker_that_moves_with_a_restart_begins_a_new_epoch(file):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(DiscoveringBus(found_in(file))) as bus:
+    async with running(DiscoveringBus(file_discovery(file))) as bus:
         await bus.sources("pod-1")
         source, slot = bus.source("pod-1"), bus.labels["pod-1"]
         await eventually(lambda: source.sequencer.next > 3, "some batches")
@@ -119,7 +119,7 @@ async def test_a_worker_that_is_missing_within_the_grace_time_stays_a_source(fil
     for worker in (one, two):
         await worker.start()
     write(file, [one.entry, two.entry])
-    async with running(DiscoveringBus(found_in(file), discovery_grace=30)) as bus:
+    async with running(DiscoveringBus(file_discovery(file), discovery_grace=30)) as bus:
         await bus.sources("pod-1", "pod-2")
         for _ in range(5):
             write(file, [two.entry])
@@ -137,7 +137,7 @@ async def test_a_worker_that_is_listed_again_during_its_removal_stays_a_source(f
     await one.start()
     write(file, [one.entry])
     loop, listed = asyncio.get_running_loop(), asyncio.Event()
-    async with running(DiscoveringBus(found_in(file), discovery_grace=0)) as bus:
+    async with running(DiscoveringBus(file_discovery(file), discovery_grace=0)) as bus:
         await bus.sources("pod-1")
 
         def list_again(config):
@@ -167,7 +167,7 @@ async def test_a_worker_at_the_address_of_a_removed_worker_is_a_source_immediate
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(DiscoveringBus(found_in(file), discovery_grace=60)) as bus:
+    async with running(DiscoveringBus(file_discovery(file), discovery_grace=60)) as bus:
         await bus.sources("pod-1")
         one.name = "pod-1-again"
         write(file, [one.entry])
@@ -177,7 +177,7 @@ async def test_a_worker_at_the_address_of_a_removed_worker_is_a_source_immediate
 
 
 async def test_a_daemon_ends_during_a_discovery(file):
-    async with running(DiscoveringBus(found_in(file))) as bus:
+    async with running(DiscoveringBus(file_discovery(file))) as bus:
         await eventually(lambda: bus.stats.failures, "the missing file")
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
@@ -191,7 +191,7 @@ async def test_a_restarted_kvbus_begins_with_its_discovered_engines_if_discovery
     for worker in workers:
         await worker.start()
     write(file, [worker.entry for worker in workers])
-    first = DiscoveringBus(found_in(file), state_dir=str(tmp_path / "state"))
+    first = DiscoveringBus(file_discovery(file), state_dir=str(tmp_path / "state"))
     async with running(first):
         await first.sources("pod-1", "pod-2", "pod-3")
         write(file, [worker.entry for worker in workers[:2]])
@@ -199,7 +199,7 @@ async def test_a_restarted_kvbus_begins_with_its_discovered_engines_if_discovery
         await first.exact(*workers[:2])
         slots, seq = first.labels, first.router.next
     file.unlink()
-    again = DiscoveringBus(found_in(file), state_dir=str(tmp_path / "state"), ports=first.ports)
+    again = DiscoveringBus(file_discovery(file), state_dir=str(tmp_path / "state"), ports=first.ports)
     assert again.daemon.restored
     assert again.labels == slots
     again.router.next = seq
@@ -220,7 +220,7 @@ async def test_a_restarted_kvbus_begins_with_its_discovered_engines_if_discovery
 
 async def test_kvbus_logs_one_line_about_many_engines_beyond_max_sources(file, caplog):
     write(file, [{"name": f"pod-{n:03}", "endpoint": f"tcp://127.0.0.1:{n + 1}"} for n in range(500)])
-    async with running(DiscoveringBus(found_in(file), limits={"max_sources": 1})) as bus:
+    async with running(DiscoveringBus(file_discovery(file), limits={"max_sources": 1})) as bus:
         await eventually(lambda: bus.stats.left_out["max_sources"] == 499, "all but one left out")
         said = (
             "kvbus does not read 499 of the discovered engines (reason max_sources) [sources[0].discover]: raise limits"
@@ -233,7 +233,7 @@ async def test_a_bug_in_a_discoverer_removes_no_engine_and_is_retried(file, monk
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(DiscoveringBus(found_in(file))) as bus:
+    async with running(DiscoveringBus(file_discovery(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
             broken.setattr("kvbus.parts.discovery.file.publishers", lambda *_: 1 // 0)
@@ -257,7 +257,7 @@ async def test_an_error_during_a_change_of_sources_is_counted_and_retried(file, 
     for worker in (one, two):
         await worker.start()
     write(file, [one.entry])
-    async with running(DiscoveringBus(found_in(file))) as bus:
+    async with running(DiscoveringBus(file_discovery(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
             broken.setattr("kvbus.parts.discovery.file.publishers", lambda *_: ())
@@ -282,7 +282,7 @@ async def test_engines_become_sources_when_their_key_files_are_readable(file, tm
     write(file, [one.entry])
     keys = Keyring(tmp_path)
     keys.engine.public_file.rename(tmp_path / "elsewhere")
-    async with running(DiscoveringBus(found_in(file), source=keys.source)) as bus:
+    async with running(DiscoveringBus(file_discovery(file), source=keys.source)) as bus:
         await eventually(lambda: "the engines found cannot become sources yet" in caplog.text, "the refusal")
         assert "No such file" in caplog.text
         assert bus.labels == {}

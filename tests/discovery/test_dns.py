@@ -36,7 +36,7 @@ def settings_of(server: DnsServer, **more: Any) -> dict[str, Any]:
     return {"name": NAME, "port": 5557, "servers": [server.address], "interval": 0.02, **more}
 
 
-class Watched:
+class DiscoveredSets:
     """The sets of engines that DNS discovery returns, one after the other."""
 
     def __init__(self, server: DnsServer, **more: Any) -> None:
@@ -55,8 +55,8 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(server: DnsServer, **more: Any) -> AsyncIterator[Watched]:
-    watched = Watched(server, **more)
+async def watching(server: DnsServer, **more: Any) -> AsyncIterator[DiscoveredSets]:
+    watched = DiscoveredSets(server, **more)
     try:
         yield watched
     finally:
@@ -142,7 +142,6 @@ async def test_a_dns_name_that_does_not_exist_has_no_engine(server):
 
 
 async def test_an_engine_stays_a_source_if_dns_fails_for_its_host(server):
-    """If the DNS server fails for one host of a service, the engine at this host stays a source."""
     server.records = {
         (NAME, "SRV"): ["0 0 1 a.engines.test.", "0 0 2 b.engines.test."],
         ("a.engines.test.", "A"): ["10.0.0.1"],

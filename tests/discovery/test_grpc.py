@@ -78,7 +78,7 @@ async def node(port: int, said: dict[str, Any]) -> AsyncIterator[None]:
         await asyncio.wait_for(process.wait(), 30)
 
 
-async def found(*ports: int, patience: float = 30) -> tuple[Engine, ...]:
+async def first_engines(*ports: int, patience: float = 30) -> tuple[Engine, ...]:
     """Return the first engines that gRPC discovery finds. The nodes may still be starting."""
     settings = GrpcSettings(nodes=tuple(f"127.0.0.1:{port}" for port in ports))
     end = asyncio.get_running_loop().time() + patience
@@ -96,7 +96,7 @@ async def found(*ports: int, patience: float = 30) -> tuple[Engine, ...]:
 async def test_an_engine_has_the_ranks_of_all_its_nodes():
     first, second = free_ports(2)
     async with node(first, info(0, 1)), node(second, info(2, 3)):
-        (engine,) = await found(first, second)
+        (engine,) = await first_engines(first, second)
     assert (engine.name, engine.topic) == ("sglang", "")
     assert engine.publishers == tuple(
         Publisher(rank, f"tcp://127.0.0.1:{5557 + rank}", f"tcp://127.0.0.1:{5600 + rank}") for rank in range(4)
@@ -106,7 +106,7 @@ async def test_an_engine_has_the_ranks_of_all_its_nodes():
 async def test_a_node_without_publishers_adds_no_rank():
     first, second = free_ports(2)
     async with node(first, info(0)), node(second, info()):
-        (engine,) = await found(first, second)
+        (engine,) = await first_engines(first, second)
     assert [each.rank for each in engine.publishers] == [0]
 
 
@@ -117,14 +117,14 @@ async def test_grpc_discovery_refuses_two_nodes_that_name_the_same_rank():
         node(second, {"kv_events": {**DESCRIBED, "endpoint_port_base": 1}}),
     ):
         with pytest.raises(DiscoveryError, match=r"rank 0 is at tcp://127\.0\.0\.1:5557 and at tcp://127\.0\.0\.1:1"):
-            await found(first, second)
+            await first_engines(first, second)
 
 
 async def test_grpc_discovery_fails_while_a_node_is_down():
     first, second = free_ports(2)
     async with node(first, info(0, 1)):
         with pytest.raises(DiscoveryError, match=f"127.0.0.1:{second}: UNAVAILABLE"):
-            await found(first, second, patience=1)
+            await first_engines(first, second, patience=1)
 
 
 async def test_the_grpc_front_of_a_node_names_only_endpoints_of_its_own_ranks():
@@ -132,7 +132,7 @@ async def test_the_grpc_front_of_a_node_names_only_endpoints_of_its_own_ranks():
     engine_port, front_port = free_ports(2)
     front = {"listen": f"127.0.0.1:{front_port}", "engine": f"127.0.0.1:{engine_port}"}
     async with node(engine_port, info(1, described={**DESCRIBED, "dp_size": 2})):
-        await found(engine_port)
+        await first_engines(engine_port)
         source = {"name": "sglang", "discover": {"grpc": {"nodes": [f"127.0.0.1:{engine_port}"]}}}
         output = {"layout": "merged"}
         async with running_bus(front_grpc=front, sources=[source], output=output) as bus:

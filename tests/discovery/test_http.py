@@ -223,7 +223,7 @@ def test_an_answer_with_more_ranks_than_the_maximum_is_refused(read, answer):
 # -- asked over HTTP -----------------------------------------------------------------------------------------------------
 
 
-async def asked(world: HttpWorld, **more: Any) -> Any:
+async def first_engines(world: HttpWorld, **more: Any) -> Any:
     settings = HttpSettings.model_validate({**world.settings, **more})
     sets = HttpDiscoverer(settings, Services("workers", 1, asyncio.Event())).watch()
     try:
@@ -235,34 +235,33 @@ async def asked(world: HttpWorld, **more: Any) -> Any:
 async def test_an_engine_api_without_a_known_path_is_reported(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         with pytest.raises(DiscoveryError, match=r"/v1 has neither /kv_event_sources nor /server_info"):
-            await asked(world, url=f"{world.settings['url']}/v1")
+            await first_engines(world, url=f"{world.settings['url']}/v1")
 
 
 async def test_an_answer_of_the_engine_that_is_not_json_is_refused(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         world.answer = None
         with pytest.raises(DiscoveryError, match="None is not a list of publishers"):
-            await asked(world)
+            await first_engines(world)
         for text in (b"{", b"[" * 60_000):
             world.answer = text
             with pytest.raises(DiscoveryError, match=r"GET .*/kv_event_sources: "):
-                await asked(world)
+                await first_engines(world)
 
 
 async def test_an_engine_api_without_a_listener_is_reported_with_the_cause(tmp_path):
     with pytest.raises(DiscoveryError, match=r"GET http://127\.0\.0\.1:\d+/kv_event_sources: .*Connect"):
-        await asked(HttpWorld(tmp_path))
+        await first_engines(HttpWorld(tmp_path))
 
 
 async def test_http_discovery_reads_no_more_than_4_mib_of_an_answer(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         world.answer = ["x" * 1000] * 5000
         with pytest.raises(DiscoveryError, match="more than 4194304 bytes"):
-            await asked(world)
+            await first_engines(world)
 
 
 async def test_http_discovery_asks_at_once_after_a_lost_connection(tmp_path):
-    """A lost connection makes kvbus ask the engine's API at once, long before the end of the interval."""
     async with HttpWorld(tmp_path).running() as world:
         one = Worker("workers", 1)
         await one.start()

@@ -34,7 +34,7 @@ def endpoints(engines: tuple[Engine, ...]) -> dict[str, list[tuple[str, str | No
     return {each.name: [(rank.endpoint, rank.replay_endpoint) for rank in each.publishers] for each in engines}
 
 
-def found(*pods: dict[str, Any], ports: Ports = PORTS) -> dict[str, list[tuple[str, str | None]]]:
+def endpoints_by_pod(*pods: dict[str, Any], ports: Ports = PORTS) -> dict[str, list[tuple[str, str | None]]]:
     return endpoints(of_pods(pods, ports, "here")[0])
 
 
@@ -42,7 +42,7 @@ def found(*pods: dict[str, Any], ports: Ports = PORTS) -> dict[str, list[tuple[s
 
 
 def test_a_pod_publishes_at_its_named_ports():
-    assert found(pod("a", "10.0.0.1"), pod("b", "fd00::2", 7000, None)) == {
+    assert endpoints_by_pod(pod("a", "10.0.0.1"), pod("b", "fd00::2", 7000, None)) == {
         "a": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")],
         "b": [("tcp://[fd00::2]:7000", None)],
     }
@@ -55,12 +55,12 @@ def test_a_pod_is_an_engine_from_its_address_to_its_deletion():
     waiting = pod("w", None)
     loading = pod("l", "10.0.0.6")
     loading["status"]["phase"] = "Pending"
-    assert set(found(ended, leaving, waiting, loading)) == {"l"}
+    assert set(endpoints_by_pod(ended, leaving, waiting, loading)) == {"l"}
 
 
 def test_annotations_of_a_pod_override_the_settings():
     notes = {"kvbus/port": "9000", "kvbus/replay-port": "9100", "kvbus/data-parallel-size": "2"}
-    assert found(pod("a", "10.0.0.1", annotations=notes)) == {
+    assert endpoints_by_pod(pod("a", "10.0.0.1", annotations=notes)) == {
         "a": [("tcp://10.0.0.1:9000", "tcp://10.0.0.1:9100"), ("tcp://10.0.0.1:9001", "tcp://10.0.0.1:9101")]
     }
 
@@ -68,14 +68,16 @@ def test_annotations_of_a_pod_override_the_settings():
 @pytest.mark.parametrize("ranks", ["0", "x", "-1", "4097", "1e3", "", "99999999999"])
 def test_an_invalid_number_of_ranks_in_an_annotation_is_an_error(ranks):
     with pytest.raises(DiscoveryError, match="pod a: annotation kvbus/data-parallel-size is"):
-        found(pod("a", "10.0.0.1", annotations={"kvbus/data-parallel-size": ranks}))
+        endpoints_by_pod(pod("a", "10.0.0.1", annotations={"kvbus/data-parallel-size": ranks}))
 
 
 def test_a_port_may_be_a_number_or_belong_to_a_native_sidecar():
     plain = pod("a", "10.0.0.1")
     plain["spec"]["initContainers"] = plain["spec"].pop("containers")
-    assert found(plain) == {"a": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")]}
-    assert found(plain, ports=Ports("6000", "6001", 1)) == {"a": [("tcp://10.0.0.1:6000", "tcp://10.0.0.1:6001")]}
+    assert endpoints_by_pod(plain) == {"a": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")]}
+    assert endpoints_by_pod(plain, ports=Ports("6000", "6001", 1)) == {
+        "a": [("tcp://10.0.0.1:6000", "tcp://10.0.0.1:6001")]
+    }
 
 
 def test_a_port_may_be_a_number_in_the_configuration():
@@ -106,7 +108,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
         yield made
 
 
-class Watched:
+class DiscoveredSets:
     def __init__(self, at: KubeServer, directory: Path, /, **more: Any) -> None:
         given = {"selector": "app=engine", **at.settings(directory), **more}
         made = KubernetesDiscoverer(KubernetesSettings.model_validate(given), Services("w", 1, asyncio.Event()))
@@ -118,8 +120,8 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watching(at: KubeServer, directory: Path, /, **more: Any) -> AsyncIterator[Watched]:
-    watched = Watched(at, directory, **more)
+async def watching(at: KubeServer, directory: Path, /, **more: Any) -> AsyncIterator[DiscoveredSets]:
+    watched = DiscoveredSets(at, directory, **more)
     try:
         yield watched
     finally:
@@ -228,7 +230,7 @@ async def test_kubernetes_discovery_reports_a_missing_namespace_or_server(server
 DEFAULT_CONTEXT = ssl.create_default_context
 
 
-def strictly(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+def strict_tls_context(*args: Any, **kwargs: Any) -> ssl.SSLContext:
     """Return a TLS context as Python 3.13 and newer make it: it refuses certificate authorities such as Amazon
     EKS's.
     """
@@ -248,7 +250,7 @@ async def test_kvbus_in_a_pod_reads_the_service_account_token_for_each_request(t
     account.mkdir()
     (account / "ca.crt").write_bytes(authority.certificate.read_bytes())
     (account / "token").write_text(TOKEN)
-    monkeypatch.setattr(ssl, "create_default_context", strictly)
+    monkeypatch.setattr(ssl, "create_default_context", strict_tls_context)
     monkeypatch.setattr(kubernetes, "ACCOUNT", account)
     monkeypatch.setattr(kubernetes, "PAUSE", 0.01)
     server = KubeServer()

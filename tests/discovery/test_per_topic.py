@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.discovery.fleet import DiscoveringBus, Worker, write
-from tests.discovery.test_daemon import found_in
+from tests.discovery.test_daemon import file_discovery
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.ports import free_port
@@ -16,7 +16,7 @@ from tests.ports import free_port
 
 def bus_of(file, endpoint, **settings):
     output = {"endpoint": endpoint, "layout": "per_topic", "topic": "kv@{source}@m", "heartbeat": 0.2}
-    bus = DiscoveringBus(found_in(file), outputs=[output], **settings)
+    bus = DiscoveringBus(file_discovery(file), outputs=[output], **settings)
     bus.router.close()  # this router would read a merged stream
     return bus
 

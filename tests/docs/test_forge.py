@@ -46,7 +46,7 @@ def commands(path: Path) -> Iterator[str]:
         yield from (step["run"] for step in job.get("steps", ()) if "run" in step)
 
 
-def made(text: str) -> set[str]:
+def targets_of(text: str) -> set[str]:
     """Return the make targets that the commands of a shell text name."""
     calls = re.findall(
         r"""(?:^|[\s(])make((?: +(?:--silent|[A-Z]+=(?:"[^"]*"|\S+)|[a-z][a-z-]*))+)""", text, re.MULTILINE
@@ -71,15 +71,15 @@ def test_the_forge_has_the_expected_workflows() -> None:
 
 @each_workflow
 def test_every_make_target_exists(path: Path) -> None:
-    found = made("\n".join(commands(path)))
+    found = targets_of("\n".join(commands(path)))
     assert found or path == FOR_OTHERS
     assert found <= targets()
 
 
 def test_the_forge_runs_the_make_targets_of_the_local_run() -> None:
-    local = made((ROOT / ".ci" / "run").read_text())
+    local = targets_of((ROOT / ".ci" / "run").read_text())
     assert {"lint", "test", "wheel", "dockerfile"} <= local <= targets()
-    assert local - PREREQUISITES <= made("\n".join(commands(GITHUB / "workflows" / "ci.yml")))
+    assert local - PREREQUISITES <= targets_of("\n".join(commands(GITHUB / "workflows" / "ci.yml")))
 
 
 def test_the_forge_tests_exactly_the_python_versions_of_the_classifiers() -> None:

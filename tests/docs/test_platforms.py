@@ -62,7 +62,7 @@ def test_every_engine_on_a_page_publishes_to_kvbus(page: Path) -> None:
             assert (flag["endpoint"], flag["replay_endpoint"]) == ENGINE
 
 
-def typed(page: Path) -> list[str]:
+def shell_commands(page: Path) -> list[str]:
     return [line for text in fences(page, "sh") for line in text.splitlines()]
 
 
@@ -74,7 +74,7 @@ def test_the_commands_of_a_page_read_existing_files(page: Path) -> None:
     The test runs each ``sed`` command. A folder that ``kubectl apply -k`` reads must have a kustomization.yaml.
     """
     known = {text.partition("\n")[0].removeprefix("# ").partition(",")[0] for text in fences(page, "yaml")}
-    for line in typed(page):
+    for line in shell_commands(page):
         if line.startswith("sed "):
             command, _, written = line.partition(" > ")
             done = subprocess.run(
@@ -90,7 +90,7 @@ def test_the_commands_of_a_page_read_existing_files(page: Path) -> None:
             assert file in known or (ROOT / file).is_file(), file
 
 
-def shown(name: str, first: str) -> Any:
+def yaml_block(name: str, first: str) -> Any:
     """Return the parsed YAML of the page's code block whose first line is the comment ``# FIRST``."""
     (text,) = (each for each in fences(ROOT / "docs" / name, "yaml") if each.startswith(f"# {first}\n"))
     return YAML(typ="safe", pure=True).load(text)
@@ -103,7 +103,7 @@ def test_the_values_of_llm_ds_page_and_of_kvbus_make_one_valid_pod() -> None:
     annotations from the page.
     """
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    own = shown("routers/llm-d.md", "my-values.yaml")
+    own = yaml_block("routers/llm-d.md", "my-values.yaml")
     path = ROOT / "deploy" / "kubernetes" / "platforms" / "llm-d" / "modelservice-values.yaml"
     ours = YAML(typ="safe", pure=True).load(path.read_text())
     assert own["prefill"] == {"create": False}, "the chart's own containers mount a volume that our list leaves out"
@@ -118,7 +118,7 @@ def test_the_values_of_llm_ds_page_and_of_kvbus_make_one_valid_pod() -> None:
 
 
 def test_production_stacks_page_names_the_served_model_in_its_annotation() -> None:
-    (model,) = shown("platforms/production-stack.md", "my-values.yaml")["servingEngineSpec"]["modelSpec"]
+    (model,) = yaml_block("platforms/production-stack.md", "my-values.yaml")["servingEngineSpec"]["modelSpec"]
     assert model["podAnnotations"] == {"kvbus/model": model["modelURL"]}
 
 
@@ -140,7 +140,7 @@ def test_the_command_for_aibrixs_gateway_sets_the_values_on_its_page() -> None:
 def test_kserves_definition_accepts_the_service_and_scheduler_of_its_page() -> None:
     path = ROOT / "deploy" / "kubernetes" / "platforms" / "kserve" / "service.yaml"
     service = YAML(typ="safe", pure=True).load(path.read_text())
-    service["spec"]["router"] = shown("platforms/kserve.md", "spec.router of service.yaml")
+    service["spec"]["router"] = yaml_block("platforms/kserve.md", "spec.router of service.yaml")
     assert mistakes(service) == []
     (producer,) = (
         each["parameters"]["kvEventsConfig"]

@@ -16,7 +16,7 @@ from kvbus.tools import asking
 from kvbus.tools.doctor.examine import examine_bus
 from kvbus.tools.doctor.findings import render
 from tests.doctor.mistakes import Scene, made
-from tests.doctor.test_score import examined
+from tests.doctor.test_score import examine_scene
 from tests.doubles.bus import eventually, running_bus
 from tests.ports import free_port
 
@@ -127,5 +127,5 @@ async def test_doctor_recognizes_a_bus_with_another_configuration(tmp_path):
     async with running_bus(http=f"127.0.0.1:{http}") as bus, made(other, tmp_path) as scene:
         await eventually(lambda: bus.daemon.started, "the bus")
         scene.over["http"] = f"127.0.0.1:{http}"
-        report = await examined(scene)
+        report = await examine_scene(scene)
     assert first_line(report).startswith(f"the bus at http://127.0.0.1:{http} runs another configuration")

@@ -20,7 +20,7 @@ def file(tmp_path):
     return tmp_path / "engines.json"
 
 
-async def said(file: Any, *before: dict[str, Any], **limits: int) -> tuple[dict[str, str], list[str]]:
+async def findings_of(file: Any, *before: dict[str, Any], **limits: int) -> tuple[dict[str, str], list[str]]:
     live, replay = free_ports(2)
     entry = {"name": "workers", "discover": {"file": {"path": str(file)}}}
     output = {"endpoint": f"tcp://127.0.0.1:{live}", "replay_endpoint": f"tcp://127.0.0.1:{replay}", "layout": "merged"}
@@ -41,7 +41,7 @@ async def test_doctor_probes_discovered_engines(file):
     nobody, other = free_ports(2)
     write(file, [one.entry, {"name": "pod-2", "endpoint": f"tcp://127.0.0.1:{nobody}"}])
     fixed = {"name": "fixed", "endpoint": f"tcp://127.0.0.1:{other}"}
-    findings, seen = await said(file, fixed)
+    findings, seen = await findings_of(file, fixed)
     assert any(line.startswith("sources[0].discover workers: finds pod-1, pod-2") for line in seen)
     assert str(nobody) in findings["sources[0].endpoint"]
     assert str(other) in findings["sources[1].endpoint"]
@@ -49,21 +49,21 @@ async def test_doctor_probes_discovered_engines(file):
 
 
 async def test_doctor_reports_a_failing_discovery_with_the_cause(file):
-    findings, _ = await said(file)
+    findings, _ = await findings_of(file)
     assert "workers gets no list of engines" in findings["sources[0].discover"]
     assert "No such file" in findings["sources[0].discover"]
 
 
 async def test_doctor_reports_a_discovery_that_lists_no_engine(file):
     write(file, [])
-    findings, _ = await said(file)
+    findings, _ = await findings_of(file)
     said_first = 'no engine is found: the discovery "workers" lists no engine ['
     assert findings["sources[0].discover"].startswith(said_first)
 
 
 async def test_doctor_reports_an_engine_beyond_max_sources(file):
     write(file, [{"name": f"pod-{n}", "endpoint": f"tcp://127.0.0.1:{free_port()}"} for n in (1, 2)])
-    findings, _ = await said(file, max_sources=1)
+    findings, _ = await findings_of(file, max_sources=1)
     assert findings["sources[0].discover"].startswith(
         "kvbus does not read 1 of the discovered engines (reason max_sources) ["
     )

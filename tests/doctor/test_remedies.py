@@ -14,18 +14,18 @@ LOG = Path(kafka_client.__file__).parent
 RAISED = re.compile(r'UnavailableError\([^()]*(?:\([^()]*\))?[^()]*, "([a-z_]+)"\)')
 
 
-def named() -> set[str]:
+def reasons_of_tables() -> set[str]:
     tables = (kafka_client.DENIED, nats_client.CODES, nats_client.SAYS, redis_client.CODES)
     return {reason for table in tables for reason, _ in table.values()}
 
 
-def raised() -> set[str]:
+def raised_reasons() -> set[str]:
     return {reason for path in LOG.glob("*.py") for reason in RAISED.findall(path.read_text())}
 
 
 def test_doctor_has_a_remedy_for_each_reason_of_a_log_server():
-    assert {"data_lost", "primary_unknown", "key_file"} <= raised()
-    assert (named() | raised()) - REMEDIES.keys() == set()
+    assert {"data_lost", "primary_unknown", "key_file"} <= raised_reasons()
+    assert (reasons_of_tables() | raised_reasons()) - REMEDIES.keys() == set()
 
 
 @pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])

@@ -14,7 +14,7 @@ from kvbus.tools.doctor.outputs import understood
 from kvbus.tools.starting import ROUTERS, configuration
 
 
-def lacks(router: str, *outputs: dict[str, Any]) -> list[list[str]]:
+def unmet_needs(router: str, *outputs: dict[str, Any]) -> list[list[str]]:
     """Return, for each output, the requirements of the router that the output does not meet.
 
     If the router can read at least one output, doctor finds no problem, and the list is empty.
@@ -36,7 +36,7 @@ def test_each_router_can_read_the_configuration_on_its_page(router, tmp_path):
 
 
 def test_doctor_lists_the_needs_of_kthena_that_the_default_profile_lacks():
-    assert lacks("kthena", {}) == [
+    assert unmet_needs("kthena", {}) == [
         [
             "events as arrays",
             "only stores with token ids",
@@ -51,33 +51,33 @@ def test_doctor_lists_the_needs_of_kthena_that_the_default_profile_lacks():
 
 
 def test_one_suitable_output_is_enough_for_a_router():
-    assert lacks("kthena", {}, {"profile": "kthena"}) == []
+    assert unmet_needs("kthena", {}, {"profile": "kthena"}) == []
 
 
 def test_the_keys_of_an_output_change_the_needs_that_it_meets():
-    (found,) = lacks("kthena", {"profile": "aibrix", "topic": "kv-events"})
+    (found,) = unmet_needs("kthena", {"profile": "aibrix", "topic": "kv-events"})
     assert "the topic kv-events" not in found
-    (found,) = lacks("llm-d", {"topic": "kv@{worker}@{model}"})
+    (found,) = unmet_needs("llm-d", {"topic": "kv@{worker}@{model}"})
     assert "topics of the form kv@POD@MODEL" not in found
-    assert "replay messages of three frames" not in lacks("sglang", {"replay_framing": 3})[0]
-    assert "only stores with token ids" in lacks("smg", {"token_ids": "drop"})[0]
+    assert "replay messages of three frames" not in unmet_needs("sglang", {"replay_framing": 3})[0]
+    assert "only stores with token ids" in unmet_needs("smg", {"token_ids": "drop"})[0]
 
 
 def test_a_router_that_reads_arrays_and_maps_needs_no_maps():
-    (found,) = lacks("dynamo", {"profile": "aibrix"})
+    (found,) = unmet_needs("dynamo", {"profile": "aibrix"})
     assert "events as maps" not in found
-    (found,) = lacks("vllm-router", {"profile": "aibrix"})
+    (found,) = unmet_needs("vllm-router", {"profile": "aibrix"})
     assert "events as maps" in found
 
 
 def test_an_output_with_a_smaller_batch_limit_meets_a_larger_limit():
-    assert not any("bytes" in each for each in lacks("vllm-router", {"profile": "smg"})[0])
-    assert "at most 4,194,304 bytes in a batch" in lacks("smg", {"profile": "vllm-router"})[0]
+    assert not any("bytes" in each for each in unmet_needs("vllm-router", {"profile": "smg"})[0])
+    assert "at most 4,194,304 bytes in a batch" in unmet_needs("smg", {"profile": "vllm-router"})[0]
 
 
 def test_doctor_reports_a_router_that_needs_a_connection_for_each_stream():
     topics = {"layout": "per_topic", "topic": "kv@{source}@m", "profile": "vllm"}
-    assert "a connection for each stream" in lacks("kthena", topics)[0]
+    assert "a connection for each stream" in unmet_needs("kthena", topics)[0]
 
 
 @pytest.mark.parametrize("router", [name for name in PROFILES if name != "dynamo-plane"])
@@ -85,7 +85,7 @@ def test_every_profile_meets_its_own_needs(router):
     output = {"profile": router}
     if PROFILES[router].topics == "pod and model":
         output["topic"] = "kv@{worker}@{model}"
-    assert lacks(router, output) == []
+    assert unmet_needs(router, output) == []
 
 
 def test_doctor_with_router_prints_the_needs_that_an_output_lacks():

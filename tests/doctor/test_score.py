@@ -44,7 +44,7 @@ def name(mistake: Mistake) -> str:
 # -- seen by doctor, without a bus
 
 
-async def examined(scene: Scene, seconds: float = TIMEOUT) -> Report:
+async def examine_scene(scene: Scene, seconds: float = TIMEOUT) -> Report:
     config = load(None, env={}, overrides=scene.config())
     async with asyncio.timeout(3 * seconds + SLACK):
         return await examine(config, timeout=seconds, **scene.options)
@@ -53,7 +53,7 @@ async def examined(scene: Scene, seconds: float = TIMEOUT) -> Report:
 @pytest.mark.parametrize("mistake", OFFLINE, ids=map(name, OFFLINE))
 async def test_doctors_first_line_names_the_cause_and_the_key_of_a_mistake(mistake: Mistake, tmp_path: Path) -> None:
     async with made(mistake.make, tmp_path) as scene:
-        report = await examined(scene)
+        report = await examine_scene(scene)
     text = render(report, as_json=False, colour=False)
     first = text.splitlines()[0]
     assert mistake.says in first, text
@@ -229,7 +229,7 @@ async def healthy(scene: Scene) -> None:
 
 async def test_doctor_finds_nothing_wrong_with_a_healthy_engine(tmp_path):
     async with made(healthy, tmp_path) as scene:
-        report = await examined(scene)
+        report = await examine_scene(scene)
     assert report.findings == []
     (source, output) = report.seen
     assert "its replay answers from seq" in source.text
@@ -244,7 +244,7 @@ async def test_doctor_probes_the_server_of_a_log(tmp_path):
         scene.output = {"name": "log", "type": "redis", "endpoint": f"tcp://127.0.0.1:{free_port()}"}
 
     async with made(no_server, tmp_path) as scene:
-        report = await examined(scene)
+        report = await examine_scene(scene)
     assert [finding.key for finding in report.findings] == ["outputs[0].endpoint"]
 
 
@@ -255,7 +255,7 @@ async def test_doctor_names_an_output_that_it_cannot_test(tmp_path):
         scene.output = {"name": "plane", "type": "dynamo", "dynamo": {"discovery": f"file://{tmp_path}"}}
 
     async with made(plane, tmp_path) as scene:
-        report = await examined(scene)
+        report = await examine_scene(scene)
     text = render(report, as_json=False, colour=False)
     assert text.startswith(
         "note: output plane was not tested: doctor has no test for outputs of type dynamo [outputs[0].type]"

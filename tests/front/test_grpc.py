@@ -37,7 +37,7 @@ async def pod() -> AsyncIterator[GrpcPod]:
         yield pod
 
 
-async def refused(call: aio.Call) -> aio.AioRpcError:
+async def error_of(call: aio.Call) -> aio.AioRpcError:
     with pytest.raises(aio.AioRpcError) as raised:
         await call
     return raised.value
@@ -61,7 +61,7 @@ async def test_the_grpc_front_forwards_a_call_and_its_answer_unchanged(pod: Grpc
 @pytest.mark.parametrize("code", REFUSALS)
 async def test_the_grpc_front_forwards_a_refusal_unchanged(pod: GrpcPod, code: grpc.StatusCode) -> None:
     pod.api.answers[OTHER] = code
-    error = await refused(pod.unary(OTHER))
+    error = await error_of(pod.unary(OTHER))
     assert (error.code(), error.details()) == (code, f"{code.name}: ä")
     assert tuple(error.trailing_metadata()) == (("grpc-status-details-bin", b"\0\xff" * 3), ("x-why", "so"))
     assert pod.stats.calls == {"passed": 1}
@@ -96,7 +96,7 @@ async def test_the_grpc_front_forwards_every_message_even_if_empty(pod: GrpcPod,
 
 async def test_a_grpc_message_beyond_the_limit_ends_its_call() -> None:
     async with running_grpc_pod({"max_message": 4 * 1024 * 1024}) as pod:
-        up = await refused(pod.unary("/x/Echo", bytes(4 * 1024 * 1024 + 1)))
+        up = await error_of(pod.unary("/x/Echo", bytes(4 * 1024 * 1024 + 1)))
         assert up.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await eventually(lambda: pod.stats.open == 0, "it is over")
         assert pod.stats.calls == {"client_gone": 1}
@@ -128,7 +128,7 @@ async def test_clients_see_that_the_engine_stops_and_returns(pod: GrpcPod) -> No
     with pytest.raises(aio.AioRpcError) as raised:
         await call.read()
     assert raised.value.code() is not grpc.StatusCode.OK
-    down = await refused(pod.unary(OTHER))
+    down = await error_of(pod.unary(OTHER))
     assert down.code() is grpc.StatusCode.UNAVAILABLE
     assert pod.stats.calls["engine_down"] == 1
     pod.api.answers[OTHER] = b"back"
@@ -147,7 +147,7 @@ async def test_clients_see_that_the_engine_stops_and_returns(pod: GrpcPod) -> No
 
 async def test_the_grpc_front_forwards_the_deadline_to_the_engine(pod: GrpcPod) -> None:
     begin = time.monotonic()
-    error = await refused(pod.unary("/x/Think", timeout=1.5))
+    error = await error_of(pod.unary("/x/Think", timeout=1.5))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - begin >= 1.4
     assert pod.api.remaining is not None
@@ -170,7 +170,7 @@ async def test_the_grpc_front_reads_only_as_fast_as_the_receiver(pod: GrpcPod) -
     await down.write(b"100000")
     for _ in range(2000):
         pod.api.step.release()
-    await settled(lambda: pod.api.sent)
+    await wait_until_constant(lambda: pod.api.sent)
     stood = pod.api.sent
     assert stood < 1000
     for _ in range(2000):
@@ -186,14 +186,14 @@ async def test_the_grpc_front_reads_only_as_fast_as_the_receiver(pod: GrpcPod) -
         await up.done_writing()
 
     writing = asyncio.ensure_future(write())
-    await settled(lambda: written)
+    await wait_until_constant(lambda: written)
     assert written < 1000
     pod.api.take.set()
     assert await up.read() == b"200000000"
     await writing
 
 
-async def settled(count) -> None:
+async def wait_until_constant(count) -> None:
     """Wait until a number has not changed for a second."""
     last, since = count(), time.monotonic()
     while time.monotonic() - since < 1.0:
@@ -206,7 +206,7 @@ async def test_the_grpc_front_refuses_calls_beyond_max_calls() -> None:
     async with running_grpc_pod({"max_calls": 2}) as pod:
         under_way = [pod.unary("/x/Think") for _ in range(2)]
         await eventually(lambda: pod.stats.open == 2, "two calls")
-        error = await refused(pod.unary(SOURCES))
+        error = await error_of(pod.unary(SOURCES))
         assert (error.code(), error.details()) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "kvbus forwards up to 2 calls at a time",
@@ -231,7 +231,6 @@ async def test_the_grpc_front_closes_connections_beyond_max_connections() -> Non
 
 
 async def test_a_client_sees_an_error_if_the_engine_breaks_off_its_answer(pod: GrpcPod) -> None:
-    """The client sees an error if the engine's connection ends in the middle of an answer."""
     (listening,) = free_ports(1)
     link = Link("engine", listening, pod.port)
     await link.start()
@@ -346,7 +345,7 @@ async def test_the_end_of_the_grpc_front_ends_its_open_calls() -> None:
         call = pod.unary("/x/Think")
         await pod.api.asked.wait()
         await pod.bus.daemon.fronts.close()
-        assert (await refused(call)).code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+        assert (await error_of(call)).code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")])

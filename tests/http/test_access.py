@@ -214,7 +214,7 @@ async def test_a_request_without_exactly_one_host_header_is_invalid(request_: st
         assert (await here.ask(request_)).status == 400
 
 
-def asked_for(path: str, headers: list[tuple[str, str]], transport: mock.Mock) -> web.Request:
+def request_for(path: str, headers: list[tuple[str, str]], transport: mock.Mock) -> web.Request:
     return make_mocked_request("GET", path, CIMultiDict(headers), transport=transport)
 
 
@@ -243,11 +243,11 @@ def test_content_requires_loopback_addresses_at_each_end_of_the_connection(
     transport = mock.Mock()
     transport.get_extra_info = lambda name, default=None: {"peername": peer, "sockname": own}.get(name, default)
     headers = [("Host", "localhost:9477")]
-    request = asked_for("/blocks", headers, transport)
+    request = request_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is refusal
     # The addresses that a peer claims in headers open nothing: such a request counts as forwarded.
     headers += [("x-forwarded-for", "127.0.0.1"), ("x-real-ip", "127.0.0.1")]
-    request = asked_for("/blocks", headers, transport)
+    request = request_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is (refusal or HttpRefusal.FORWARDED)
 
 
@@ -255,7 +255,7 @@ async def test_the_access_rule_refuses_a_request_with_two_host_headers() -> None
     transport = mock.Mock()
     transport.get_extra_info = lambda *_: LOCAL
     headers = [("Host", "localhost"), ("Host", "localhost")]
-    request = asked_for("/blocks", headers, transport)
+    request = request_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is HttpRefusal.HOST
 
 

@@ -38,7 +38,7 @@ def sampling(history, daemon, now, wall):
     return history.sample(daemon.relay, daemon.drivers, daemon.output_stats, clock, wall)
 
 
-def pieces(history, daemon, now, wall):
+def steps_of_sample(history, daemon, now, wall):
     """Let the history take a complete sample of the daemon, and return the number of steps that this took."""
     return 1 + sum(1 for _ in sampling(history, daemon, now, wall))
 
@@ -50,7 +50,7 @@ async def test_the_history_keeps_the_newest_five_minutes() -> None:
         await relayed(client, 1)
         daemon, history = client.bus.daemon, History()
         for n in range(MAX_SAMPLES + 10):
-            assert pieces(history, daemon, float(n), 1000.0 + n) == 1
+            assert steps_of_sample(history, daemon, float(n), 1000.0 + n) == 1
         assert history.times() == [1010.0 + n for n in range(MAX_SAMPLES)]
         source = history.samples(history.sources["engine"])
         assert source["blocks"] == [3.0] * MAX_SAMPLES
@@ -60,12 +60,12 @@ async def test_the_history_keeps_the_newest_five_minutes() -> None:
         assert set(history.outputs) == {"routers"}
         engine.publish(payload(store([4])))
         await relayed(client, 2)
-        pieces(history, daemon, MAX_SAMPLES + 12.0, 2000.0)
+        steps_of_sample(history, daemon, MAX_SAMPLES + 12.0, 2000.0)
         assert history.newest["sources"]["engine"]["batches"] == pytest.approx(1 / 3)
         assert history.newest["all"]["batches"] == pytest.approx(1 / 3)
         assert history.newest["outputs"]["routers"]["batches"] == pytest.approx(1 / 3)
         daemon.relay.sources[0].gone = True
-        pieces(history, daemon, MAX_SAMPLES + 13.0, 2001.0)
+        steps_of_sample(history, daemon, MAX_SAMPLES + 13.0, 2001.0)
         assert history.sources == {}
         daemon.relay.sources[0].gone = False
 

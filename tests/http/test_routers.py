@@ -39,7 +39,7 @@ class Subscribers:
         return made
 
 
-async def waited(client, condition, what):
+async def wait_for_routers(client, condition, what):
     """Wait until the entries of ``/routers`` fulfil a condition, and return them."""
     for _ in range(3000):
         found = await client.json("/routers")
@@ -58,7 +58,7 @@ async def test_routers_shows_a_router_from_its_connection_to_its_end():
         assert await client.json("/routers") == []
         with Subscribers(client.bus.out) as subscribers:
             router = subscribers.add(b"", b"kv@")
-            (entry,) = await waited(client, lambda e: e and e[0]["state_sent"]["count"], "the state, sent")
+            (entry,) = await wait_for_routers(client, lambda e: e and e[0]["state_sent"]["count"], "the state, sent")
             peer, since, at = entry.pop("peer"), entry.pop("since"), entry["state_sent"].pop("at")
             assert peer.startswith("127.0.0.1:")
             assert began <= since <= at <= time.time()
@@ -78,9 +78,9 @@ async def test_routers_shows_a_router_from_its_connection_to_its_end():
                 "left_at": None,
                 "findings": [],
             }
-            await waited(client, lambda e: e[0]["state"] == "live", "the router, up to date")
+            await wait_for_routers(client, lambda e: e[0]["state"] == "live", "the router, up to date")
             router.close(0)
-            (entry,) = await waited(client, lambda e: e[0]["left"], "the end")
+            (entry,) = await wait_for_routers(client, lambda e: e[0]["left"], "the end")
             assert entry["peer"] == peer
             assert entry["left"] in {"left", "broken"}
             assert since <= entry["left_at"] <= time.time()
@@ -91,7 +91,9 @@ async def test_routers_truncates_long_topics_and_long_lists_of_topics():
     async with web() as client:
         with Subscribers(client.bus.out) as subscribers:
             router = subscribers.add(b"\xff" + b"x" * 1000, *(b"topic %d" % i for i in range(100)))
-            (entry,) = await waited(client, lambda e: e and e[0]["subscriptions"] == 101, "every subscription")
+            (entry,) = await wait_for_routers(
+                client, lambda e: e and e[0]["subscriptions"] == 101, "every subscription"
+            )
             assert len(entry["topics"]) == 8
             assert max(map(len, entry["topics"])) <= 4 * 64 + 1
             assert entry["state"] == "idle"
@@ -119,7 +121,7 @@ async def test_metrics_show_the_number_of_routers_and_their_lag():
         assert gauge(samples, "router_behind_seconds") == 0.0
         with Subscribers(client.bus.out) as subscribers:
             healthy, slow = subscribers.add(b""), subscribers.add(b"", slow=True)
-            await waited(client, lambda e: [r["state"] for r in e] == ["live", "live"], "both, up to date")
+            await wait_for_routers(client, lambda e: [r["state"] for r in e] == ["live", "live"], "both, up to date")
             samples = await client.metrics()
             assert (gauge(samples, "routers"), sent(samples, "subscribed"), sent(samples, "lost")) == (2, 2, 0)
 
@@ -153,13 +155,13 @@ async def test_metrics_show_the_number_of_routers_and_their_lag():
                 list(read_all(slow))
                 return all(entry["state"] == "live" for entry in entries)
 
-            entries = await waited(client, caught_up, "the slow one, up to date again")
+            entries = await wait_for_routers(client, caught_up, "the slow one, up to date again")
             assert all(entry["behind_seconds"] == 0 for entry in entries)
             samples = await client.metrics()
             assert (sent(samples, "subscribed"), sent(samples, "lost")) == (2, 1)
             assert gauge(samples, "router_behind_seconds") == 0.0
             assert ended(samples) == {}
-        await waited(client, lambda e: all(entry["left"] for entry in e), "the end of both")
+        await wait_for_routers(client, lambda e: all(entry["left"] for entry in e), "the end of both")
         samples = await client.metrics()
         assert gauge(samples, "routers") == 0
         assert sum(ended(samples).values()) == 2
@@ -178,7 +180,7 @@ async def test_the_timeline_shows_a_routers_connection_once_if_other_routers_fol
             routers = []
             for count in range(1, 4):
                 routers.append(subscribers.add(b""))
-                seen = await waited(client, lambda e, count=count: len(e) == count, "as many routers")
+                seen = await wait_for_routers(client, lambda e, count=count: len(e) == count, "as many routers")
                 while len(await came()) < count:  # noqa: ASYNC110 - it is looked at once a second
                     await asyncio.sleep(0.05)
             assert sorted(await came()) == sorted(f"router {each['peer']} connected" for each in seen)

@@ -26,7 +26,7 @@ from tests.http.test_http import web
 from tests.typed import there
 
 
-async def say(client, text):
+async def exchange(client, text):
     """Send a text to kvbus's HTTP server, and return what the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address))
     writer.write(text)
@@ -47,16 +47,16 @@ LAST = "Connection: close"
 
 async def test_kvbus_answers_pipelined_http_requests_in_order():
     async with web() as client:
-        said = await say(client, request_of("/livez") + request_of("/sources") + request_of("/nothing", LAST))
+        said = await exchange(client, request_of("/livez") + request_of("/sources") + request_of("/nothing", LAST))
         assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
         assert said.index(b"ok\n") < said.index(b'"engine"') < said.index(b"no path")
-        assert (await say(client, b"GET /livez HTTP/1.0\r\n\r\n")).count(b"200 OK") == 1
+        assert (await exchange(client, b"GET /livez HTTP/1.0\r\n\r\n")).count(b"200 OK") == 1
 
 
 async def test_an_http_answer_has_a_date_but_no_server_header():
     async with web() as client:
         for path in ("/livez", "/metrics", "/nothing", "/blocks"):
-            head = (await say(client, request_of(path, LAST, method="HEAD"))).decode()
+            head = (await exchange(client, request_of(path, LAST, method="HEAD"))).decode()
             assert head.endswith("\r\n\r\n"), path
             fields = {line.split(": ")[0]: line.split(": ")[1] for line in head.split("\r\n")[1:-2]}
             assert parsedate_to_datetime(fields["Date"])
@@ -79,7 +79,7 @@ async def test_an_http_answer_has_a_date_but_no_server_header():
 )
 async def test_kvbus_refuses_an_ambiguous_http_request(fields, caplog):
     async with web() as client:
-        said = await say(client, request_of("/livez", *fields, method="GET") + b"hello")
+        said = await exchange(client, request_of("/livez", *fields, method="GET") + b"hello")
         assert said.split(b" ")[1] == b"400"
         assert not [record for record in caplog.records if record.exc_info]
 
@@ -87,7 +87,7 @@ async def test_kvbus_refuses_an_ambiguous_http_request(fields, caplog):
 @pytest.mark.parametrize("asked", ["h2c", "websocket"])
 async def test_kvbus_ignores_a_request_for_a_protocol_upgrade(asked):
     async with web() as client:
-        said = await say(client, request_of("/livez", "Connection: Upgrade, close", f"Upgrade: {asked}"))
+        said = await exchange(client, request_of("/livez", "Connection: Upgrade, close", f"Upgrade: {asked}"))
         assert said.startswith(b"HTTP/1.1 200")
 
 
@@ -126,7 +126,7 @@ async def test_kvbus_finishes_open_http_answers_at_its_end(monkeypatch):
 
     async with web() as client:
         monkeypatch.setattr(server, "in_slices", wait)
-        asking = asyncio.create_task(say(client, request_of("/sources")))
+        asking = asyncio.create_task(exchange(client, request_of("/sources")))
         await eventually(lambda: client.bus.daemon.process.http_connections == 1, "the request")
         closing = asyncio.create_task(client.bus.daemon.admin.close())
         await asyncio.sleep(0)

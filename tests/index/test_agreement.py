@@ -20,7 +20,7 @@ ONE, OTHER, THIRD = (Worker(name, None) for name in ("one", "other", "third"))
 SAME = "one-model"
 
 
-def named(**hashes: list[int]) -> Named:
+def hashes_by_worker(**hashes: list[int]) -> Named:
     """Return the hashes of each worker's blocks. The key of a hash is a digest of the prompt up to the block's end.
 
     Each worker holds the first blocks of the same prompt. ``hashes`` has the hashes of these blocks, by worker.
@@ -36,7 +36,7 @@ def named(**hashes: list[int]) -> Named:
 
 def test_workers_with_the_same_hashes_are_not_reported(caplog):
     agreement = Agreement()
-    agreement.compare(named(one=[1, 2], other=[1, 2, 3]), lambda _: SAME)
+    agreement.compare(hashes_by_worker(one=[1, 2], other=[1, 2, 3]), lambda _: SAME)
     assert (agreement.shared[ONE], agreement.shared[OTHER]) == (2, 2)
     assert not agreement.differing.total()
     assert not caplog.records
@@ -46,15 +46,15 @@ def test_the_start_and_end_of_a_hash_difference_are_reported_once(caplog):
     caplog.set_level(logging.INFO)
     agreement = Agreement()
     for _ in range(2):
-        agreement.compare(named(one=[1, 2], other=[1, 7], third=[1, 2]), lambda _: SAME)
+        agreement.compare(hashes_by_worker(one=[1, 2], other=[1, 7], third=[1, 2]), lambda _: SAME)
     assert (agreement.differing[OTHER], agreement.differing[THIRD], agreement.shared[THIRD]) == (1, 0, 2)
     (said,) = caplog.messages
     finding = HASHES_DIFFER(one="one", other="other")
     assert said == f"index: {finding}"
     assert "PYTHONHASHSEED is unset" in said
-    agreement.compare(named(one=[1, 2]), lambda _: SAME)
+    agreement.compare(hashes_by_worker(one=[1, 2]), lambda _: SAME)
     assert len(caplog.messages) == 1, "nothing is compared now"
-    agreement.compare(named(one=[1, 2], other=[1, 2]), lambda _: SAME)
+    agreement.compare(hashes_by_worker(one=[1, 2], other=[1, 2]), lambda _: SAME)
     (over,) = caplog.messages[1:]
     assert over.endswith(f"s: {finding.text}")
     assert over.startswith("index: ended after ")
@@ -62,7 +62,7 @@ def test_the_start_and_end_of_a_hash_difference_are_reported_once(caplog):
 
 def test_workers_of_different_models_and_other_prompts_are_not_compared():
     agreement = Agreement()
-    agreement.compare(named(one=[1, 2], other=[7, 8]), lambda worker: worker.name)
+    agreement.compare(hashes_by_worker(one=[1, 2], other=[7, 8]), lambda worker: worker.name)
     assert not agreement.shared.total()
 
 

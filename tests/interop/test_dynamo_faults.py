@@ -40,7 +40,7 @@ def publish_sentinel(engine: EnginePublisher, number: int = 0) -> list[int]:
     return mark.tokens
 
 
-def hashes(indexer: DynamoIndexer, model: str) -> frozenset[int]:
+def indexed_hashes(indexer: DynamoIndexer, model: str) -> frozenset[int]:
     return frozenset(block.hash for block in indexer.blocks(model) if not is_sentinel(block.hash))
 
 
@@ -84,10 +84,10 @@ def test_the_indexer_is_exact_after_a_replay_answer_that_begins_late(
     publish(engine, slice(HALF))
     wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
-    wait_for(lambda: hashes(indexer, "kvbus"), "a heartbeat makes it ask")
+    wait_for(lambda: indexed_hashes(indexer, "kvbus"), "a heartbeat makes it ask")
     publish(engine, slice(HALF, None))
     indexer.wait_until_finds("kvbus", publish_sentinel(engine))
-    assert hashes(indexer, "kvbus") == TRUTH
+    assert indexed_hashes(indexer, "kvbus") == TRUTH
     assert kvbus.metric('kvbus_replay_requests_total{outcome="late",output="routers"}') >= 1
     assert kvbus.metric('kvbus_replay_batches_total{output="routers"}') < 1000
 
@@ -102,14 +102,14 @@ def test_the_indexer_keeps_old_hashes_if_a_restarted_engine_renames_its_blocks(
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     publish(engine)
     indexer.wait_until_finds("kvbus", publish_sentinel(engine))
-    assert hashes(indexer, "kvbus") == TRUTH
+    assert indexed_hashes(indexer, "kvbus") == TRUTH
     engine.restart()
     wait_for_subscribers(engine, 1)
     for _, payload in CAPTURE.lives[0]:
         engine.publish(renamed(payload))
     indexer.wait_until_finds("kvbus", publish_sentinel(engine, 1))
     # Dynamo knows no block by its new hash, so no block can be removed or be a parent.
-    assert not hashes(indexer, "kvbus") & {block ^ 1 for block in TRUTH if isinstance(block, int)}
+    assert not indexed_hashes(indexer, "kvbus") & {block ^ 1 for block in TRUTH if isinstance(block, int)}
 
 
 def renamed(payload: bytes) -> bytes:
@@ -135,7 +135,7 @@ def test_the_indexer_is_exact_through_kvbus_if_a_replay_loses_its_end(
     wait_for(lambda: engine.replay_requests >= 2, "both ask for the hole")
     marks = [publish_sentinel(engine, number) for number in range(20)]
     indexer.wait_until_finds("kvbus", marks[-1], 60)
-    assert hashes(indexer, "kvbus") == TRUTH
+    assert indexed_hashes(indexer, "kvbus") == TRUTH
     # Directly at the engine, the indexer waits for END for ever, so batches after the replay never reach its index.
     mark = publish_sentinel(engine, 20)
     indexer.wait_until_finds("kvbus", mark)

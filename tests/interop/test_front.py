@@ -22,7 +22,7 @@ from . import vllm_frontend
 from .cache import Cache
 from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
-from .test_interpose import exact
+from .test_interpose import wait_until_exact
 from .vllm_frontend import VllmFrontend
 from .vllm_router import VllmRouterByGrpc
 
@@ -56,16 +56,16 @@ async def test_the_vllm_router_finds_kvbus_by_the_grpc_front(replays: bool, tmp_
         live, replay = (int(endpoint.rpartition(":")[2]) for endpoint in (bus.engine, bus.engine_replay))
         stack.push_async_callback(router.stop)
         await router.start([Stream("127.0.0.1", live, replay)])
-        await exact(router, cache, "late")
+        await wait_until_exact(router, cache, "late")
         for at in range(40):
             engine.publish(cache.batch(), live=at < 10 or at > 20)
-        await exact(router, cache, "after lost batches")
+        await wait_until_exact(router, cache, "after lost batches")
         engine.restart()
         cache.restart(seed=1000)
         await engine.wait_for_subscriber(60)
         for _ in range(60):
             engine.publish(cache.batch())
-        await exact(router, cache, "after a restart of the engine")
+        await wait_until_exact(router, cache, "after a restart of the engine")
         calls = bus.daemon.front_grpc_stats
         assert calls is not None
         outcomes = calls.calls

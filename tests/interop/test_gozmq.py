@@ -34,11 +34,11 @@ TALKS: Final = 3.0
 ANY: Final = "tcp://127.0.0.1:*"
 
 
-def at(port: int) -> str:
+def endpoint_of(port: int) -> str:
     return f"tcp://127.0.0.1:{port}"
 
 
-def compared(view: PlainSetRouter, truth: set[Key]) -> str:
+def difference_text(view: PlainSetRouter, truth: set[Key]) -> str:
     held = set(view.blocks)
     return f"{len(truth - held)} of {len(truth)} blocks missing, {len(held - truth)} dead"
 
@@ -52,20 +52,30 @@ async def test_peers_on_go_zeromq_keep_their_connections(gozmq: Path, tmp_path: 
     The peers are a router, which reads an engine on libzmq, an engine that binds, and an engine that connects to kvbus.
     """
     out, bound, dialled = ports_in_a_row(8), ports_in_a_row(2), ports_in_a_row(2)
-    output = {"endpoint": at(out), "replay_endpoint": at(out + 4), "profile": "llm-d", "topic": "kv@{source}@m"}
+    output = {
+        "endpoint": endpoint_of(out),
+        "replay_endpoint": endpoint_of(out + 4),
+        "profile": "llm-d",
+        "topic": "kv@{source}@m",
+    }
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         plain = await enter(EnginePublisher(ANY, ANY, bind=True))
-        binds = await enter(publisher(gozmq, tmp_path, "bind", at(bound), at(bound + 1)))
+        binds = await enter(publisher(gozmq, tmp_path, "bind", endpoint_of(bound), endpoint_of(bound + 1)))
         sources: list[dict[str, Any]] = [
             {"name": "plain", "endpoint": plain.endpoint, "replay_endpoint": plain.replay_endpoint},
-            {"name": "binds", "endpoint": at(bound), "replay_endpoint": at(bound + 1)},
-            {"name": "dials", "endpoint": at(dialled), "replay_endpoint": at(dialled + 1), "bind": True},
+            {"name": "binds", "endpoint": endpoint_of(bound), "replay_endpoint": endpoint_of(bound + 1)},
+            {
+                "name": "dials",
+                "endpoint": endpoint_of(dialled),
+                "replay_endpoint": endpoint_of(dialled + 1),
+                "bind": True,
+            },
         ]
         bus = stack.enter_context(Kvbus(plain, tmp_path, output, sources=sources))
-        dials = await enter(publisher(gozmq, tmp_path, "dial", at(dialled), at(dialled + 1)))
-        router = await enter(subscriber(gozmq, tmp_path, at(out), at(out + 4)))
-        readers = [RouterOnASet(at(out + i), at(out + 4 + i)) for i in (1, 2)]
+        dials = await enter(publisher(gozmq, tmp_path, "dial", endpoint_of(dialled), endpoint_of(dialled + 1)))
+        router = await enter(subscriber(gozmq, tmp_path, endpoint_of(out), endpoint_of(out + 4)))
+        readers = [RouterOnASet(endpoint_of(out + i), endpoint_of(out + 4 + i)) for i in (1, 2)]
         for reader in readers:
             stack.callback(reader.close)
             reader.subscribe()
@@ -100,7 +110,7 @@ async def test_peers_on_go_zeromq_keep_their_connections(gozmq: Path, tmp_path: 
         with contextlib.suppress(AssertionError):  # the assertion below names what is wrong
             await eventually(exact, "exact views")
         log = (tmp_path / "kvbus.log").read_text()
-        found = [f"{name}: {compared(view, truth)}" for name, (view, truth) in views.items()]
+        found = [f"{name}: {difference_text(view, truth)}" for name, (view, truth) in views.items()]
         found += [f"{router.said['lost']} connections lost by the router", f"{len(router.odd)} messages that are none"]
         found += [f"{log.count(': connection lost')} connections lost by kvbus"]
         assert found == [

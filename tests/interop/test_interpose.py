@@ -39,7 +39,7 @@ SMG: Final = tuple(
 """SMG's relays, started as `docs/routers/smg.md` says."""
 
 
-async def exact(router: Router, cache: Cache, what: str) -> None:
+async def wait_until_exact(router: Router, cache: Cache, what: str) -> None:
     """Wait until the router holds exactly the blocks of the cache."""
     end = asyncio.get_running_loop().time() + PATIENCE
     while (found := score(await router.held(cache.known), cache.live)) != Score(0, 0):
@@ -71,17 +71,17 @@ async def test_a_router_at_the_engines_address_ends_with_the_engines_blocks(kind
         router = kind.make(tmp_path, "router")
         stack.push_async_callback(router.stop)
         await router.start([Stream("127.0.0.1", live, replay)])
-        await exact(router, cache, "late")
+        await wait_until_exact(router, cache, "late")
         publish(20)
-        await exact(router, cache, "later")
+        await wait_until_exact(router, cache, "later")
         for peer in bus.daemon.outputs.interposed[bus.out].peers:
             peer.close("test")
         publish(20)
-        await exact(router, cache, "disconnected")
+        await wait_until_exact(router, cache, "disconnected")
         engine.restart()
         cache.restart(seed=1000)
         await engine.wait_for_subscriber(60)
         publish(60)
-        await exact(router, cache, "after a restart of the engine")
+        await wait_until_exact(router, cache, "after a restart of the engine")
         stats = bus.daemon.output_stats[0]
         assert (stats.publishers, stats.routers) == (1, 1)

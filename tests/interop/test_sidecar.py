@@ -105,7 +105,7 @@ async def engine_api(engine: str, bus: Bus, directory: Path, http: int, port: in
         await server.stop(0)
 
 
-def lacking(engine: str) -> str:
+def missing_requirement(engine: str) -> str:
     """Return why Dynamo's worker for this engine cannot run here; an empty string if it can."""
     python = os.environ.get(PYTHON_ENV)
     if not python:
@@ -149,7 +149,7 @@ async def test_a_dynamo_router_has_the_engines_blocks_through_a_sidecar_and_kvbu
 
     The worker starts late, batches are lost on the live stream, and the engine restarts.
     """
-    if reason := lacking(beside):
+    if reason := missing_requirement(beside):
         pytest.skip(reason)
     http_port, engine_port, front_port = free_ports(3)
     front = {"listen": f"127.0.0.1:{front_port}", "engine": f"127.0.0.1:{engine_port}"}

@@ -13,7 +13,7 @@ from tests.doubles.bus import running_bus
 from .cache import Cache
 from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
-from .test_interpose import exact
+from .test_interpose import wait_until_exact
 from .vllm_router import VllmRouter
 
 if TYPE_CHECKING:
@@ -49,6 +49,6 @@ async def test_the_documented_flags_credit_every_cached_prefix(tmp_path: Path) -
         for router in routers:
             await router.start([Stream("127.0.0.1", live, replay)])
             stack.push_async_callback(router.stop)
-        await exact(routers[0], cache, "as documented")
+        await wait_until_exact(routers[0], cache, "as documented")
         assert cache.live
         assert await routers[1].held(cache.known) == set()

@@ -73,7 +73,7 @@ async def relay(bus: Bus, engine: Engine, count: int) -> None:
         await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "what was published")
 
 
-async def exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) -> None:
+async def wait_until_exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) -> None:
     """Wait until each peer holds exactly the engine's blocks and has received every batch of the output."""
     truth = engine.settle()
     await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
@@ -86,7 +86,7 @@ async def exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) 
         assert peer.view.violations == []
 
 
-def dense(peer: ForeignPeer) -> bool:
+def has_consecutive_seqs(peer: ForeignPeer) -> bool:
     """Return whether the peer has received batches with consecutive seqs, without a gap or repetition."""
     seqs = peer.seqs
     return seqs == list(range(seqs[0], seqs[0] + len(seqs)))
@@ -128,15 +128,15 @@ async def test_a_foreign_subscriber_gets_the_state_and_then_every_batch(library:
         beside.subscribe(TOPIC)
         beside.connect(bus.out)
         await subscribers(bus, 3)
-        await exact(bus, engine, first)
+        await wait_until_exact(bus, engine, first)
         assert first.view.clears == 1
         begin = len(first.messages)
         await relay(bus, engine, 500)
         late = await stack.enter_async_context(library.subscriber(bus.out, TOPIC))
         await subscribers(bus, 4)
         await relay(bus, engine, 100)
-        await exact(bus, engine, first, late)
-        assert (dense(first), dense(late)) == (True, True)
+        await wait_until_exact(bus, engine, first, late)
+        assert (has_consecutive_seqs(first), has_consecutive_seqs(late)) == (True, True)
         assert (first.view.clears, late.view.clears) == (1, 1)
         live = first.messages[begin:]
         assert len(live) >= 600
@@ -176,18 +176,18 @@ async def test_a_foreign_subscriber_reconnects_after_a_cut_and_a_restart_of_kvbu
         async with running_bus(**settings) as bus, link:
             await subscribers(bus, 1)
             await relay(bus, engine, 200)
-            await exact(bus, engine, peer)
+            await wait_until_exact(bus, engine, peer)
             for end in range(1, 4):
                 assert link.cut(reset=False) == 1
                 await relay(bus, engine, 50)
                 await eventually(lambda end=end: stats_of(bus).states_sent["subscribed"] == 1 + end, "another state")
-                await exact(bus, engine, peer)
+                await wait_until_exact(bus, engine, peer)
             await peer.count("disconnected", 3)  # some libraries report this from another thread
         await engine.publish(50)
         async with running_bus(**settings) as bus, link:
             await subscribers(bus, 1)
             await relay(bus, engine, 50)
-            await exact(bus, engine, peer)
+            await wait_until_exact(bus, engine, peer)
         assert peer.seqs == sorted(set(peer.seqs))
 
 
@@ -218,7 +218,7 @@ async def test_a_foreign_peer_keeps_its_connection_during_silence(library: Libra
 
         async def all_exact() -> None:
             for (output, _, _), peer in zip(kinds, peers, strict=True):
-                await exact(bus, engine, peer, output=output)
+                await wait_until_exact(bus, engine, peer, output=output)
 
         expected = Counter(output for output, _, _ in kinds)
         all_stats = bus.daemon.outputs.stats
@@ -234,7 +234,7 @@ async def test_a_foreign_peer_keeps_its_connection_during_silence(library: Libra
         await relay(bus, engine, 1)
         await all_exact()
         assert [(+stats.router_disconnects, refusals(stats)) for stats in all_stats] == [({}, set())] * 3
-        assert [dense(peer) for peer in peers] == [True] * len(peers)
+        assert [has_consecutive_seqs(peer) for peer in peers] == [True] * len(peers)
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ async def test_a_foreign_peer_keeps_its_connection_during_silence(library: Libra
 async def test_a_stalled_foreign_subscriber_is_exact_when_it_reads_again(library: Library) -> None:
     async with circuit(output={"send_hwm": 50}) as (bus, engine), library.subscriber(bus.out) as peer:
         await subscribers(bus, 1)
-        await exact(bus, engine, peer)
+        await wait_until_exact(bus, engine, peer)
         loop = asyncio.get_running_loop()
         begin = loop.time()
         peer.child.send(signal.SIGSTOP)
@@ -257,11 +257,11 @@ async def test_a_stalled_foreign_subscriber_is_exact_when_it_reads_again(library
         begin = loop.time()
         await eventually(lambda: stats_of(bus).states_sent["lost"] == 1, "its state")
         sent = loop.time() - begin
-        await exact(bus, engine, peer)  # the peer must first read megabytes, and this process too
+        await wait_until_exact(bus, engine, peer)  # the peer must first read megabytes, and this process too
         figures = (library.name, STALL, dropped, sent, loop.time() - begin)
         log.info("%s: stalled for %g s, %d batches dropped; state sent after %.2f s, exact after %.2f s", *figures)
         await relay(bus, engine, 100)
-        await exact(bus, engine, peer)
+        await wait_until_exact(bus, engine, peer)
         assert +stats_of(bus).states_sent == {"subscribed": 1, "lost": 1}
         assert +stats_of(bus).router_disconnects == {}
 
@@ -327,13 +327,13 @@ async def test_a_foreign_subscriber_with_an_allowed_curve_key_is_exact(library: 
     ):
         await subscribers(bus, 1)
         await relay(bus, engine, 200)
-        await exact(bus, engine, peer)
+        await wait_until_exact(bus, engine, peer)
         async with library.subscriber(bus.out, TOPIC, right, HEARTBEAT) as late:
             await subscribers(bus, 2)
             await relay(bus, engine, 200)
-            await exact(bus, engine, peer, late)
-            assert dense(late)
-        assert dense(peer)
+            await wait_until_exact(bus, engine, peer, late)
+            assert has_consecutive_seqs(late)
+        assert has_consecutive_seqs(peer)
         frames = [b"", bytes(8)]
         expected = await asyncio.to_thread(
             answer, bus.out_replay, frames, make_context=lambda: client_context(keys.router, keys.bus)
@@ -369,8 +369,8 @@ async def test_kvbus_refuses_and_counts_foreign_peers_with_wrong_curve_keys(libr
         Reloader(bus.daemon, lambda: bus.daemon.config).reload()
         await subscribers(bus, 1)
         await relay(bus, engine, 100)
-        await exact(bus, engine, later)
-        assert dense(later)
+        await wait_until_exact(bus, engine, later)
+        assert has_consecutive_seqs(later)
         keys.allow(keys.router)
         Reloader(bus.daemon, lambda: bus.daemon.config).reload()
         await subscribers(bus, 0)
@@ -394,8 +394,8 @@ async def test_kvbus_connects_to_a_foreign_subscriber_with_curve(library: Librar
     async with circuit(output=output) as (bus, engine), library.subscriber(bound, TOPIC, server, how="bind") as peer:
         await subscribers(bus, 1)
         await relay(bus, engine, 200)
-        await exact(bus, engine, peer)
-        assert dense(peer)
+        await wait_until_exact(bus, engine, peer)
+        assert has_consecutive_seqs(peer)
 
 
 async def test_kvbus_refuses_a_foreign_subscriber_without_required_curve_keys(library: Library, tmp_path: Path) -> None:

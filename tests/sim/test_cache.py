@@ -24,7 +24,7 @@ def serve(cache, prompt, output=0, tenant=""):
     return cache.take_events(), request.cached_prompt
 
 
-def short(events):
+def short_form(events):
     """Return the cache's events in a short form: sign, tier, and first token of each block."""
     return [
         ("clear",)
@@ -54,7 +54,7 @@ def counted(cache):
 
 def test_the_cache_stores_full_blocks_in_one_event_and_no_partial_block():
     events, hit = serve(PrefixCache(8, BLOCK), [*tokens(1, 2), 3])
-    assert short(events) == [("+", GPU, [1, 2])]
+    assert short_form(events) == [("+", GPU, [1, 2])]
     assert hit == 0
     first, second = events[0].blocks
     assert second.parent is first
@@ -66,7 +66,7 @@ def test_a_shared_prefix_is_a_hit_and_only_the_new_part_is_stored():
     serve(cache, tokens(1, 2))
     events, hit = serve(cache, tokens(1, 2, 3))
     assert hit == 2 * BLOCK
-    assert short(events) == [("+", GPU, [3])]
+    assert short_form(events) == [("+", GPU, [3])]
 
 
 def test_with_copies_a_fully_cached_prompt_stores_its_last_block_again():
@@ -74,7 +74,7 @@ def test_with_copies_a_fully_cached_prompt_stores_its_last_block_again():
     serve(cache, tokens(1, 2))
     events, hit = serve(cache, tokens(1, 2))
     assert hit == BLOCK
-    assert short(events) == [("+", GPU, [2])]
+    assert short_form(events) == [("+", GPU, [2])]
     assert sorted(counted(cache).values()) == [1, 2]
 
 
@@ -92,7 +92,7 @@ def test_eviction_takes_the_leaf_of_the_least_recently_used_chain():
     serve(cache, tokens(1, 2))
     serve(cache, tokens(5))
     events, _ = serve(cache, tokens(7, 8))
-    assert short(events) == [("-", GPU, [2]), ("+", GPU, [7, 8])]
+    assert short_form(events) == [("-", GPU, [2]), ("+", GPU, [7, 8])]
 
 
 def test_copies_are_removed_one_by_one():
@@ -101,7 +101,7 @@ def test_copies_are_removed_one_by_one():
     serve(cache, tokens(1, 2))
     cache.take_events()
     events, _ = serve(cache, tokens(4, 5, 6, 7))
-    assert [e for e in short(events) if e[0] == "-"].count(("-", GPU, [2])) == 2
+    assert [e for e in short_form(events) if e[0] == "-"].count(("-", GPU, [2])) == 2
     assert len(cache.live_blocks()) == 4
 
 
@@ -134,18 +134,18 @@ def test_a_clear_ends_requests_and_empties_each_tier():
 def test_a_finished_request_is_written_to_the_tier_and_loaded_back():
     cache = PrefixCache(4, BLOCK, tiers={"CPU": 8})
     events, _ = serve(cache, tokens(1, 2))
-    assert short(events) == [("+", GPU, [1, 2]), ("+", "CPU", [1, 2])]
+    assert short_form(events) == [("+", GPU, [1, 2]), ("+", "CPU", [1, 2])]
     serve(cache, tokens(3, 4, 5, 6))  # evicts both blocks from the GPU pool
     events, hit = serve(cache, tokens(1, 2, 9))
     assert hit == 2 * BLOCK
-    assert ("+", GPU, [1, 2]) in short(events)
+    assert ("+", GPU, [1, 2]) in short_form(events)
 
 
 def test_a_full_tier_evicts_its_oldest_leaf_and_not_the_stored_chain():
     cache = PrefixCache(16, BLOCK, tiers={"CPU": 3})
     serve(cache, tokens(1, 2))
     events, _ = serve(cache, tokens(3, 4, 5, 6))
-    cpu = [event for event in short(events) if event[1] == "CPU"]
+    cpu = [event for event in short_form(events) if event[1] == "CPU"]
     assert cpu == [
         ("+", "CPU", [3]),
         ("-", "CPU", [2]),

@@ -83,7 +83,7 @@ def as_json(value: Any) -> Any:
     return [as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def problems(validator: Any, payload: bytes) -> set[str]:
+def schema_errors(validator: Any, payload: bytes) -> set[str]:
     """Return the schema's errors about a payload, without the details that differ from event to event."""
     return {error.schema_path[-1] + " " + error.json_path.rpartition(".")[2].partition("[")[0]
             for error in validator.iter_errors(as_json(msgspec.msgpack.decode(payload)))}  # fmt: skip
@@ -106,7 +106,7 @@ DEVIATIONS: Final = {
 def test_the_schema_accepts_engine_batches_except_known_deviations(capture):
     validator = schema()
     messages = load(capture)
-    found = set().union(*(problems(validator, message.payload) for message in messages[:60]))
+    found = set().union(*(schema_errors(validator, message.payload) for message in messages[:60]))
     first = msgspec.msgpack.decode(messages[0].payload)[1][0]
     arrays = DEVIATIONS["arrays"] if isinstance(first, list) else set()
     assert found == DEVIATIONS.get(capture, arrays)
@@ -123,16 +123,16 @@ def test_the_schema_accepts_exactly_the_valid_vectors():
         "token-out-of-range",
         "one-bad-event",
     }
-    refused = {name for name, vector in VECTORS.items() if not all(taken(validator, vector))}
+    refused = {name for name, vector in VECTORS.items() if not all(accepted_payloads(validator, vector))}
     assert refused == wrong - {"too-few-tokens"}  # a schema cannot compare the numbers of tokens and hashes
 
 
-def taken(validator: Any, vector: Vector) -> list[bool]:
+def accepted_payloads(validator: Any, vector: Vector) -> list[bool]:
     found = []
     for frames in vector.live:
         if len(frames) == 3:
             try:
-                found.append(not problems(validator, frames[-1]))
+                found.append(not schema_errors(validator, frames[-1]))
             except msgspec.DecodeError:
                 found.append(False)
     return found

@@ -9,7 +9,7 @@ from kvbus.tools.top.view import SORTS, Choice
 from tests.typed import there
 
 
-def after(choice: Choice, keys: str) -> Choice:
+def choice_after(choice: Choice, keys: str) -> Choice:
     for key in keys:
         choice = there(pressed(choice, key))
     return choice
@@ -17,11 +17,11 @@ def after(choice: Choice, keys: str) -> Choice:
 
 def test_the_key_q_quits_unless_a_filter_is_typed():
     assert pressed(Choice(), "q") is None
-    assert after(Choice(), "/q").wanted == "q"
+    assert choice_after(Choice(), "/q").wanted == "q"
 
 
 def test_the_key_s_cycles_through_every_sort_order():
-    orders = [after(Choice(), "s" * times).sort for times in range(len(SORTS) + 1)]
+    orders = [choice_after(Choice(), "s" * times).sort for times in range(len(SORTS) + 1)]
     assert orders == [*SORTS, SORTS[0]]
 
 
@@ -39,7 +39,7 @@ def test_the_key_s_cycles_through_every_sort_order():
     ],
 )
 def test_a_filter_is_typed_accepted_and_cancelled(keys, wanted, typing):
-    choice = after(Choice(), keys)
+    choice = choice_after(Choice(), keys)
     assert (choice.wanted, choice.typing) == (wanted, typing)
 
 
@@ -51,12 +51,12 @@ def test_a_table_scrolls_no_further_than_its_last_row():
 
 
 def test_a_question_mark_opens_the_help_and_any_key_closes_it():
-    assert after(Choice(), "?").help
-    assert not after(Choice(), "?x").help
-    assert pressed(after(Choice(), "?"), "q") is None
-    assert after(Choice(), "/?").wanted == "?"
+    assert choice_after(Choice(), "?").help
+    assert not choice_after(Choice(), "?x").help
+    assert pressed(choice_after(Choice(), "?"), "q") is None
+    assert choice_after(Choice(), "/?").wanted == "?"
 
 
 def test_the_keys_p_and_space_pause_and_resume():
-    assert after(Choice(), "p").paused
-    assert not after(Choice(), "p ").paused
+    assert choice_after(Choice(), "p").paused
+    assert not choice_after(Choice(), "p ").paused

@@ -41,7 +41,7 @@ def history(*sources, **changes) -> History:
     return seen
 
 
-def drawn(
+def rendered_text(
     seen: History, choice: Choice = ALL, *, width=140, height=40, trouble=None, now=2.0, glyphs: Glyphs = UNICODE
 ) -> str:
     file = io.StringIO()
@@ -56,7 +56,7 @@ def test_the_screen_fits_the_terminal_with_many_sources_and_routers(width, heigh
     many = history(
         *(source(f"engine-{n}/0") for n in range(300)), WRONG, routers=[router(f"10.0.0.1:{n}") for n in range(900)]
     )
-    text = drawn(many, width=width, height=height, glyphs=glyphs)
+    text = rendered_text(many, width=width, height=height, glyphs=glyphs)
     assert len(text.splitlines()) <= height
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "sources 301" in text
@@ -67,7 +67,7 @@ def test_the_screen_fits_the_terminal_with_many_sources_and_routers(width, heigh
 def test_the_screen_shows_each_problem_of_a_source():
     seen = history(source("engine-1"), WRONG, reasons={"rejected: block_size (engine-2/1)": 3.0})
     for width in (80, 140):
-        text = drawn(seen, width=width)
+        text = rendered_text(seen, width=width)
         for word in ("gap", "17", "its history was trimmed", "no group of its model", "rejected: block_size", "1.2.3"):
             assert word in text
 
@@ -81,7 +81,7 @@ def test_the_screen_shows_a_findings_key_and_lines_also_its_remedy():
     full = {"text": "kvbus cannot write its state: no space left", "key": "state_dir", "remedy": "make room"}
     routers = [router("10.0.0.1:4711", findings=[late])]
     seen = history(source("engine-1"), WRONG, routers=routers, findings=[full])
-    screen = drawn(seen, width=80)
+    screen = rendered_text(seen, width=80)
     assert "bus state_dir kvbus cannot write its state: no space left" in screen
     assert "engine-2/1 groups no group of its model carries prefixes" in screen
     assert "10.0.0.1:4711 outputs[0].send_hwm router lags: its oldest" in screen
@@ -94,9 +94,9 @@ def test_the_screen_shows_a_findings_key_and_lines_also_its_remedy():
 def test_the_screen_sorts_sources_by_size_and_filters_them():
     few = source("b", blocks={"GPU": 1})
     seen = history(source("a", blocks={"GPU": 2}), few, source("c", blocks={"GPU": 3}))
-    order = [line.split()[1] for line in drawn(seen, Choice(sort="blocks")).splitlines() if "live" in line][:3]
+    order = [line.split()[1] for line in rendered_text(seen, Choice(sort="blocks")).splitlines() if "live" in line][:3]
     assert order == ["c", "a", "b"]
-    text = drawn(history(source("engine-1"), WRONG), Choice(wanted="ENGINE-2"))
+    text = rendered_text(history(source("engine-1"), WRONG), Choice(wanted="ENGINE-2"))
     assert "engine-2/1" in text
     assert "engine-1" not in text
     assert "sources 1" in text
@@ -104,7 +104,7 @@ def test_the_screen_sorts_sources_by_size_and_filters_them():
 
 def test_the_screen_scrolls_a_table_with_too_many_rows():
     many = history(*(source(f"engine-{n}") for n in range(30)), routers=[router(f"10.0.0.{n}:1") for n in range(6)])
-    first, last = (drawn(many, Choice(first=row), width=80, height=24) for row in (0, 29))
+    first, last = (rendered_text(many, Choice(first=row), width=80, height=24) for row in (0, 29))
     assert "engine-0 " in first
     assert "engine-29 " not in first
     assert "10.0.0.0:1" in first
@@ -115,13 +115,13 @@ def test_the_screen_scrolls_a_table_with_too_many_rows():
 
 
 def test_the_screen_shows_column_titles_at_80_columns():
-    text = drawn(history(WRONG), width=80, height=24)
+    text = rendered_text(history(WRONG), width=80, height=24)
     for word in ("batches/s", "blocks", "missing", "lost", "rejected", "queued", "lag", "dropped", "states sent"):
         assert f" {word} " in text, word
 
 
 def test_the_help_screen_names_every_key():
-    text = drawn(history(), Choice(help=True), width=80, height=24)
+    text = rendered_text(history(), Choice(help=True), width=80, height=24)
     assert len(text.splitlines()) <= 24
     for word in ("quit", "scroll", "sort", "filter", "pause"):
         assert word in text
@@ -129,8 +129,8 @@ def test_the_help_screen_names_every_key():
 
 def test_the_screen_shows_a_router_by_its_name():
     seen = history(routers=[router("10.0.0.1:4711", name="router-a")])
-    assert "router-a" in drawn(seen, width=80)
-    assert "router-a 10.0.0.1:4711" in drawn(seen, width=140)
+    assert "router-a" in rendered_text(seen, width=80)
+    assert "router-a 10.0.0.1:4711" in rendered_text(seen, width=140)
 
 
 def test_the_json_document_of_top_has_the_rates():
@@ -145,14 +145,14 @@ def test_the_json_document_of_top_has_the_rates():
 
 def test_the_screen_shows_the_age_of_an_old_moment_and_the_reason():
     why = "no bus answers at http://127.0.0.1:9477 (connection refused)"
-    text = drawn(history(), trouble=why, now=30.0, width=80)
+    text = rendered_text(history(), trouble=why, now=30.0, width=80)
     assert "as of 28 s ago" in text
     assert why in text, "whole, at any usual width"
-    assert "as of 0 s ago" in drawn(history())
-    paused = drawn(history(), Choice(paused=True), trouble=why, now=30.0)
+    assert "as of 0 s ago" in rendered_text(history())
+    paused = rendered_text(history(), Choice(paused=True), trouble=why, now=30.0)
     assert "paused 28 s ago" in paused
     assert why not in paused, "nobody has asked since"
-    assert "filter: eng" in drawn(history(), Choice(typing=True, wanted="eng"))
+    assert "filter: eng" in rendered_text(history(), Choice(typing=True, wanted="eng"))
 
 
 def test_a_chart_shows_the_largest_value_as_its_highest_bar():
@@ -177,6 +177,6 @@ def test_top_prints_lines_with_the_same_content_as_the_screen():
 def test_top_says_that_a_bus_has_no_engine():
     empty = History()
     empty.add(replace(moment(1.0), sources=[]))
-    assert "No engine found yet" in drawn(empty)
+    assert "No engine found yet" in rendered_text(empty)
     assert "No engine found yet" in "\n".join(lines(empty, ALL, URL))
-    assert "No engine found yet" not in drawn(history())
+    assert "No engine found yet" not in rendered_text(history())

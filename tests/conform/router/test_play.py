@@ -72,7 +72,7 @@ async def play(adapter: Adapter, cases: Sequence[Case], settings: Settings = PAT
     return report
 
 
-def wrong(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
+def failed_cases(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
     """Return what is wrong in each case that the router does not keep: the outcome, and the numbers of wrong blocks."""
     bad = [each for each in report.verdicts if each.outcome is not Outcome.KEPT]
     return {each.case: (str(each.outcome), dict(each.counts)) for each in bad}
@@ -80,7 +80,7 @@ def wrong(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
 
 async def test_the_client_library_keeps_every_clause_for_readers():
     report = await play(Client(), CASES)
-    assert wrong(report) == {}
+    assert failed_cases(report) == {}
     assert report.seen == f"{len(CASES)} cases"
     assert report.exit_code(strict=True) == 0
 
@@ -108,7 +108,7 @@ async def test_the_kit_finds_the_defect_of_a_wrong_router(double):
     expected = MISTAKES[double]
     report = await play(Double(double), chosen(expected), Settings(settle=2.0))
     none = {"missing": 0, "dead": 0}
-    assert wrong(report) == {name: ("broken", none | counts) for name, counts in expected.items() if counts}
+    assert failed_cases(report) == {name: ("broken", none | counts) for name, counts in expected.items() if counts}
     assert report.exit_code() == 1
 
 
@@ -126,7 +126,7 @@ class OneByOne(Double):
 
 async def test_a_view_that_mixes_two_moments_is_read_again_before_it_counts():
     report = await play(OneByOne(ClearsByPod), chosen(["two-ranks", "flow"]), Settings(settle=10.0))
-    assert wrong(report) == {"two-ranks": ("broken", {"missing": 1, "dead": 0})}
+    assert failed_cases(report) == {"two-ranks": ("broken", {"missing": 1, "dead": 0})}
 
 
 OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "two-ranks-clear", "two-ranks-restart"}
@@ -145,11 +145,13 @@ async def test_a_router_at_kvbus_passes_cases_that_it_fails_at_the_engine():
             endpoints=[(bus.engine, bus.engine_replay)], streams=[Stream(bus.out, bus.out_replay)], settle=60.0
         )
         report = await play(Client(copies=False), CASES, settings)
-        assert {name: outcome for name, (outcome, _) in wrong(report).items()} == dict.fromkeys(OWN_STREAM, "not seen")
-        assert wrong(await play(Double(NeverAsks), never, settings)) == {}
+        assert {name: outcome for name, (outcome, _) in failed_cases(report).items()} == dict.fromkeys(
+            OWN_STREAM, "not seen"
+        )
+        assert failed_cases(await play(Double(NeverAsks), never, settings)) == {}
 
 
-class Fixed(Adapter):
+class RunningRouter(Adapter):
     """A running router that `kvbus conform` cannot restart. It has a defect: it never removes a block."""
 
     def __init__(self, live: str) -> None:
@@ -166,7 +168,7 @@ class Fixed(Adapter):
 
 async def test_a_running_router_with_stale_blocks_is_not_judged_by_later_cases(tmp_path):
     endpoints = (f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
-    router = Fixed(endpoints[0])
+    router = RunningRouter(endpoints[0])
     try:
         settings = Settings(endpoints=[endpoints], settle=0.5)
         report = await play(router, chosen(["empty-batch", "late-join", "two-ranks", "high-numbers"]), settings)
