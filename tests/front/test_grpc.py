@@ -349,5 +349,5 @@ async def test_the_end_of_the_grpc_front_ends_its_open_calls() -> None:
 
 
 @pytest.mark.parametrize(("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")])
-def test_the_grpc_front_knows_its_address_that_a_peer_reached(peer: str, here: str) -> None:
+def test_the_grpc_front_returns_its_address_that_a_peer_reached(peer: str, here: str) -> None:
     assert local_address(peer) == here
