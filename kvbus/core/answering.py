@@ -131,8 +131,9 @@ class StreamState:
     def ending_after(self, start: int) -> StateSnapshot:
         """Return a snapshot for an answer that begins at the seq ``start``. Its batches end at the snapshot's own seq.
 
-        Use the snapshot that other routers are reading if the journal has every batch after that snapshot. Otherwise
-        take a new one. If its batches need more seqs than there are from ``start`` on, publish empty batches first.
+        Use the snapshot that other routers are reading if the journal has every batch after it, and if its batches fit
+        between ``start`` and its seq. Otherwise take a new one. If the batches of the new snapshot do not fit between
+        ``start`` and the stream's newest seq, publish empty batches first, until they do.
         """
         stream = self.stream
         snapshot = self._known()
@@ -328,10 +329,10 @@ class ReplayAnswer:
         return snapshot
 
     def _begins_late(self, first: int, filler: int, *, begun: bool) -> bool:
-        """Decide whether the answer begins late, that is, at a later seq than the requester needs. Set the outcome.
+        """Decide whether the answer begins late, that is, at a later seq than the requester needs. Set :attr:`outcome`.
 
-        An answer that does not begin late gives the state the seqs from ``first`` on. Empty batches with the following
-        seqs then fill the answer up to the seq of the snapshot.
+        If the answer does not begin late, the batches of the state have the seqs from ``first`` on. Empty batches with
+        the following seqs then fill the answer up to the seq of the snapshot.
 
         Args:
             first: the seq that the requester needs next.

@@ -307,10 +307,10 @@ class Outgoing:
         )
 
     def _others(self, output: Output, source_slot: int) -> list[tuple[Index, int | None]]:
-        """Return the index of each other rank in the pod of ``source_slot``, and the first group that it announced.
+        """Return the index and the first announced group of each other rank in the pod of ``source_slot``.
 
-        The index has the blocks that the output's routers may know. The list is empty if these routers apply
-        AllBlocksCleared to a single rank.
+        Routers of some profiles clear all ranks of a pod at the AllBlocksCleared of one rank. The list is empty if the
+        output's routers clear only that rank. An index has the blocks that these routers may know.
         """
         clears = output.spec.profile.clears
         if clears == "rank" or (clears == "connection" and not output.merged):

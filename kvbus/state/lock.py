@@ -54,7 +54,7 @@ class Mark(NamedTuple):
     If the database has made less progress than the mark says, it has lost commits.
 
     Attributes:
-        writes: how often the head of the database was written.
+        writes: how often the database's row ``head`` was written (:class:`~kvbus.state.database.Head`).
         last: number of the last frame of the write-ahead log.
         highest: the lowest seq that is not reserved on any stream.
         given_up: whether a write to the database failed, so that the database has no valid state.

@@ -182,7 +182,7 @@ class Network(Namespaces):
             await self.run("iptables", "-w", "-D", *rule)
 
     async def hits(self) -> int:
-        """Return the number of packets that have matched the namespace's rules."""
+        """Return the number of packets that the iptables rules inside the namespace have dropped or rejected."""
         process = await asyncio.create_subprocess_exec(
             *self.inside(["iptables", "-w", "-vxnL"]), stdout=asyncio.subprocess.PIPE
         )

@@ -116,7 +116,11 @@ async def of_states(directory: Path) -> Report:
 
 
 def filed(vllm: Report, states: Report) -> Report:
-    """Return the report of the profile `vllm`, completed by the clauses that only the report `states` has seen."""
+    """Return the report of the profile `vllm` with the missing verdicts filled in from the report `states`.
+
+    A verdict is missing for a clause of the specification for which the run of the profile had no occasion. The report
+    `states` is the result of :func:`of_states`.
+    """
     more = {each.clause: each for each in states.verdicts}
     verdicts = [more[each.clause] if each.outcome is Outcome.NOT_SEEN else each for each in vllm.verdicts]
     return replace(vllm, verdicts=verdicts)

@@ -25,7 +25,10 @@ async def test_the_page_lists_the_clauses_that_each_profile_breaks():
 
 
 def unseen_clauses(reports: dict[str, Report]) -> list[tuple[str, str]]:
-    """Return each profile with a clause of ``SEEN`` that the run did not observe."""
+    """Return the clauses of ``SEEN`` that the run did not observe, each with the profile for which it is missing.
+
+    ``SEEN`` has the clauses that the run must observe for every profile.
+    """
     return [
         (name, str(each.clause))
         for name, report in reports.items()

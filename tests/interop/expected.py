@@ -24,7 +24,12 @@ class Belief(Enum):
     CHANCE = "exact or not, by chance"
 
     def agrees(self, found: Score, live: int) -> bool:
-        """Return whether the measured score is as expected. ``live`` is the engine's number of blocks."""
+        """Return whether a router's result is as expected.
+
+        Args:
+            found: the numbers of missing and dead blocks at the router.
+            live: the number of blocks in the engine's cache. All of them are missing if the router has no block.
+        """
         if self is Belief.EXACT:
             return found == Score(missing=0, dead=0)
         if self is Belief.NOTHING:

@@ -1,8 +1,8 @@
-"""Run the vLLM router by the command in its page, with a worker of the test that generates nothing.
+"""Run the vLLM router by the command in docs/routers/vllm-router.md, with a simulated worker that has no model.
 
 The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32
 answers 404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it
-credits.
+credits to the worker, because the worker holds their blocks.
 """
 
 from __future__ import annotations

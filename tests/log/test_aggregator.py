@@ -121,7 +121,7 @@ class SlowReader:
 
 
 class HeldBack:
-    """A reader of a log that returns no entries while a test sets an event."""
+    """A reader of a log that returns no entries as long as the event ``held`` is set."""
 
     def __init__(self, reader, held):
         self._reader, self._held = reader, held

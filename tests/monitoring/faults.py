@@ -535,7 +535,7 @@ def firing(server: Prometheus) -> frozenset[Alert]:
 
 
 def fired(server: Prometheus, at: float | None = None) -> frozenset[Alert]:
-    """Return the alerts that have fired in the last ten minutes, which is longer than the scene."""
+    """Return the alerts that have fired in the last ten minutes. All faults of the test together take less time."""
     return frozenset(
         _about(labels) for labels, _ in server.query('max_over_time(ALERTS{alertstate="firing"}[10m])', at)
     )

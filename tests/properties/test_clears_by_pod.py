@@ -73,7 +73,9 @@ class Views:
 
 
 class OfAPod:
-    """A router that keeps several views, as the different real routers do (:class:`Views`)."""
+    """A router that keeps one set of blocks for each way in which real routers apply clears and copies
+    (:class:`Views`).
+    """
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
@@ -84,20 +86,23 @@ class OfAPod:
 
 
 class Takes(OfAPod, Trusting):
-    """A router that applies every batch. It keeps several views, as the different real routers do (:class:`Views`)."""
+    """A router that applies every batch.
+
+    It keeps one set of blocks for each way in which real routers apply clears and copies (:class:`Views`).
+    """
 
 
 class Checks(OfAPod, Checking):
     """A router that requests missing batches.
 
-    It keeps several views, as the different real routers do (:class:`Views`).
+    It keeps one set of blocks for each way in which real routers apply clears and copies (:class:`Views`).
     """
 
 
 class AsksFromZero(OfAPod, FromZero):
     """A router that requests a replay whenever it connects, the first time from 0.
 
-    It keeps several views, as the different real routers do (:class:`Views`).
+    It keeps one set of blocks for each way in which real routers apply clears and copies (:class:`Views`).
     """
 
 

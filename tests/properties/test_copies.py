@@ -150,7 +150,8 @@ another block.
 def test_equal_streams_of_two_pools_may_leave_different_blocks():
     """Two LRU pools of the same size send the same bytes, but one holds a block that the other does not hold.
 
-    Therefore no rule that sees only the stream is correct for both: neither ``count`` nor ``last`` nor any other rule.
+    Therefore no rule for copies of a block that sees only the stream is correct for both pools. This holds for the
+    values ``count`` and ``last`` of kvbus's setting ``duplicates``, and for any other rule.
     """
     held: list[dict[Any, list[set[int]]]] = [{}, {}]
     for each, workload in product([False, True], WORKLOADS):

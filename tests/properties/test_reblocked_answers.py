@@ -36,7 +36,7 @@ class Blocks(Stage):
 
 
 class Nodes(Stage):
-    """Engines that announce complete radix nodes. A page may be part of several nodes."""
+    """Engines that announce the complete nodes of a radix tree. A page of tokens may be part of several nodes."""
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)

@@ -795,9 +795,10 @@ class World:
         self._feed(Started(self.now))
 
     def _answers_are_gone(self) -> None:
-        """Drop the replay answers that late routers are still reading, and break the connections of all
-        subscribers, as the end
-        of kvbus does. Subscribers keep their blocks.
+        """Drop the unfinished replay answers to routers, and break the connections of all subscribers, as the end
+        of kvbus does.
+
+        Subscribers keep their blocks.
         """
         self.late.clear()
         for subscriber in self.subscribers.values():

@@ -218,8 +218,10 @@ class Router:
 
 
 class Checking(Router):
-    """A router that applies every batch, and fails at a batch that would mislead a router that never requests a
-    replay.
+    """A router that applies every batch and never requests a replay.
+
+    It fails if the first batch of a connection, or the first batch after missing seqs, does not begin with a clear, as
+    a state does: the router's blocks would then be wrong. It also fails if its :class:`View` finds a violation.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -93,7 +93,7 @@ class Layer(MutableMapping[Hash, Chunk]):
         yield from self._new
 
     def put_into(self, base: MutableMapping[Hash, Chunk]) -> None:
-        """Apply this layer's changes to ``base``, a mapping with the entries of ``below``."""
+        """Apply this layer's changes to ``base``, a mapping with the same entries as the mapping under this layer."""
         for key in self._gone:
             base.pop(key, None)
         base.update(self._new)
@@ -161,7 +161,7 @@ class Table:
         return frozen
 
     def merge_overlay(self) -> None:
-        """Merge all layers into one dictionary if no frozen copy of this table exists any more."""
+        """Merge the layers of later changes into the table's dictionary if no frozen copy of the table exists."""
         if self._readers and not any(reader() for reader in self._readers):
             self._readers.clear()
             self.blocks = merged(self.blocks)

@@ -73,7 +73,10 @@ class Removals:
             self._as_they_came = False
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
-        """Remove one copy of a block, because of an event of the engine that is not a removal."""
+        """Remove one copy of a block for a reason that is not a removal event of the engine.
+
+        For example, the block's lifetime has ended, or the engine has cleared a medium.
+        """
         self._as_they_came = False
         self._take(key, block)
 

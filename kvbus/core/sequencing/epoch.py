@@ -152,7 +152,7 @@ class History:
 
 
 class PublisherBuffer:
-    """What kvbus knows about a publisher's replay buffer: whether it exists, and whether a batch that it lacks is lost.
+    """What kvbus knows about a publisher's replay buffer: whether it exists, and whether a batch missing in it is lost.
 
     A publisher answers on one connection and publishes on another. The batches on the publishing connection arrive in
     order while the connection exists. They may arrive late, because they wait in this process or because TCP delays

@@ -123,7 +123,7 @@ class Sequencer:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _follow(self, finding: Finding, now: float) -> None:
-        """Carry out what an evaluated answer shows: begin an epoch, or enter the phase that follows after an input.
+        """Carry out what the evaluation of an answer has found: a restart, or an input that may change the phase.
 
         If ``finding`` is None, nothing changes.
         """
@@ -373,8 +373,8 @@ class Sequencer:
         """Handle a live batch with a seq below ``next``: a late copy, or a batch of a new epoch.
 
         A batch 0 with unknown content begins an epoch. There is one exception: if the live stream has brought no batch
-        so far, batch 0 may be an old batch that the publisher's replay buffer has dropped. kvbus then asks the
-        publisher.
+        so far, batch 0 may be an old batch that the publisher's replay buffer has dropped. kvbus then requests a replay
+        to find out.
         """
         tracker, unverified = self.tracker, self._epoch_state.unverified
         same = tracker.fingerprints.matches(seq, payload, tracker.next)

@@ -52,7 +52,10 @@ class GrpcDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield a set with the engine each time all its nodes have answered; an empty set if none publishes events."""
+        """Yield a tuple with the one engine each time all configured addresses of the engine have answered.
+
+        The tuple is empty if no rank of the engine publishes events.
+        """
         disconnected, nodes = self._services.disconnected, self._settings.nodes
         where = f"grpc {', '.join(nodes)}"
         channels = [open_channel(node) for node in nodes]

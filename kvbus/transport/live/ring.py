@@ -62,7 +62,10 @@ class Share:
             self._order = deque((ring, at) for ring, at in self._order if ring.first <= at < ring.end)
 
     def remove(self, size: int) -> None:
-        """Subtract a batch that a ring has dropped. ``size`` is the number of bytes of the batch's message."""
+        """Subtract a batch that a ring has dropped from the batches and bytes of all rings that share this limit.
+
+        ``size`` is the number of bytes of the batch's message.
+        """
         self.bytes -= size + OVERHEAD
         self.entries -= 1
 

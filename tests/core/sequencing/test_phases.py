@@ -52,9 +52,9 @@ def two_publishers(script: SequencerScript) -> None:
 
 
 def no_buffer(script: SequencerScript) -> None:
-    """Let the publisher answer two probes with END only, although it sends a live batch after each.
+    """Let the publisher answer two replay requests with END only, although it sends a live batch after each answer.
 
-    So the publisher seems to have no replay buffer.
+    So the publisher seems to have no replay buffer. kvbus sends the requests because the publisher was silent.
     """
     for seq in (3, 4):
         script.after(tick(1.5), replay_end(), live(seq))
