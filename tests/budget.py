@@ -52,7 +52,7 @@ def cpu_seconds() -> float:
 def ends_servers() -> Iterator[None]:
     """Do not count the CPU seconds of a server that several tests shared, and that ends in this ``with`` block.
 
-    Otherwise the last of these tests would have used all of them.
+    Otherwise all CPU seconds of the server would count for the last of these tests.
     """
     begin = cpu_seconds()
     try:

@@ -59,7 +59,7 @@ class Course:
         Args:
             slot: the index of the sample in the arrays of samples.
             now: the time of a monotonic clock, in seconds.
-            counted: the values of the counters, in the order of their names.
+            counted: the values of the counters, in the order of ``rates``, the names that the constructor got.
             levels: the other values, by name.
         """
         before, self._counted = self._counted, counted

@@ -211,7 +211,8 @@ class Checks:
     async def _drained(self) -> None:
         """Wait until kvbus has no queued batch for any router.
 
-        After lost packets, a live connection can need more time for its batches than a router needs for a replay.
+        The routers may already have all batches from a replay, while the live connection still has queued batches,
+        because packets were lost.
         """
         end = asyncio.get_running_loop().time() + PATIENCE
         while queued := total(await self._cell.bus.metrics(), "kvbus_output_queue_depth"):

@@ -22,7 +22,7 @@ SIZE = 4
 
 
 def tokens_of(*blocks, size=SIZE):
-    """Return a prompt's tokens. Each number stands for one block of tokens."""
+    """Return the tokens of a prompt. Each number in ``blocks`` stands for one block of ``size`` tokens."""
     return [block * 1000 + at for block in blocks for at in range(size)]
 
 

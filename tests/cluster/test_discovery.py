@@ -208,7 +208,8 @@ async def test_kvbus_removes_no_engine_while_the_api_server_is_down(
 ) -> None:
     """No source is removed while the API server is down.
 
-    When it returns, kvbus learns the changes, although etcd has deleted every older version.
+    When the server returns, kvbus learns which pods have changed, although etcd no longer has the version of the pods
+    from which kvbus would continue its watch.
     """
     place = EngineNamespace(api)
     place.put_token(token_file)

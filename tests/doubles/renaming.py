@@ -61,9 +61,10 @@ class Renaming:
                 self.same(inner, renamed)
 
     def same(self, value: Any, name: Any) -> None:
-        """Check that a value of the first run and a value of the second run have the same shape.
+        """Check that a value of the first run and a value of the second run are equal except for renamed scalars.
 
-        Record which scalar of the second run takes the place of each scalar of the first run.
+        Both must have the same structure, and each scalar of the first run must always have the same name in the second
+        run (:meth:`pair`).
         """
         assert type(value) is type(name), (value, name)
         if isinstance(value, dict):

@@ -202,7 +202,7 @@ class Stage:
     def handle(self, event: RelayEvent) -> list[AnswerReader]:
         """Pass an event to the relay and execute the relay's commands.
 
-        Return readers of the replay answers that begin.
+        Return a reader for each replay answer that the commands begin.
         """
         return self.carry_out(self.relay.handle(event, self.now))
 

@@ -70,7 +70,7 @@ class Model:
 
     Args:
         batches: maximum number of batches that the engine publishes in an epoch.
-        ticks: maximum number of ticks of the clock, without pauses.
+        ticks: maximum number of ticks of the clock. The time that passes in pauses does not count.
     """
 
     def __init__(self, batches: int, ticks: int) -> None:

@@ -70,7 +70,7 @@ of silence before a probe, 2 s before the next probe (``probe_interval``), and 1
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a search, counted from the scene, in which the search starts."""
+    """Limits of a search. The actions of the scene, after which the search begins, do not count."""
 
     depth: int
     faults: int = 3

@@ -56,7 +56,7 @@ def _refused(file: str | None, environment: dict[str, str], flags: dict[str, Any
 
 
 def _defaults() -> str:
-    """Return the complete configuration of a kvbus with one source and one output."""
+    """Return, as YAML, the configuration of a kvbus with one source and one output, with all default values."""
     overrides = {"worker": "w", "sources": [{"endpoint": "tcp://127.0.0.1:5557"}], "outputs": [{}]}
     return load(None, env={}, overrides=overrides).to_yaml()
 

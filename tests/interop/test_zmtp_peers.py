@@ -100,7 +100,7 @@ def curve(client: Pair, server: Pair) -> str:
 def refusals(stats: OutputStats) -> set[str]:
     """Return the reasons for which kvbus refused handshakes.
 
-    Handshakes that JeroMQ never starts or breaks off are not counted.
+    Do not return the reasons for handshakes that JeroMQ breaks off or does not begin.
     """
     return {reason for reason, count in stats.refused.items() if count} - {"left", "broken", "handshake_timeout"}
 

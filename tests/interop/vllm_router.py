@@ -93,8 +93,9 @@ class VllmRouter(Router):
         return f"http://{_HOST}:{port}"
 
     def _flags(self, streams: Sequence[Stream]) -> list[str]:
-        """Return the flags of the command in the router's page, with the worker, streams and block size of this
-        test.
+        """Return the flags of the command in docs/routers/vllm-router.md, with values that fit this test.
+
+        The changed values are the worker, the streams and the block size.
         """
         values = {
             "--worker-urls": self.worker,
@@ -146,7 +147,7 @@ class VllmRouter(Router):
 
 
 def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
-    """Return the hashes and the tokens on the path from the root to each leaf.
+    """Return the hashes and the tokens on the path from the root of the tree of blocks to each leaf.
 
     Together the paths contain every block.
     """

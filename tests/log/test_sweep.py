@@ -134,9 +134,9 @@ async def script(log, at):
 
 
 async def run_cut(log, at):
-    """Write a short stream to the log, and break the writer's connection at point number ``at`` of its traffic.
+    """Write a short stream to the log, and cut the writer's connection at piece ``at`` of its data (:func:`script`).
 
-    An error names ``at``. Each call runs in its own context.
+    If this fails, add ``at`` to the error as a note.
     """
     try:
         async with asyncio.timeout(150):

@@ -352,9 +352,9 @@ def test_the_answer_to_a_new_router_does_not_grow_with_the_uptime(profile):
 
 @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
 def test_llm_d_gets_a_batch_for_every_requested_seq(profile):
-    """llm-d gets a batch for every requested seq, because it refuses an answer that begins later.
+    """If llm-d has not got a state on subscription, the answer to its request has a batch for every requested seq.
 
-    If it got a state on subscription, the answer is only END.
+    llm-d refuses an answer that begins later than the requested seq.
     """
     stage = long_stage(profile, 10**4)
     reader = Reader(stage, Heard())

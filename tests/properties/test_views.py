@@ -74,7 +74,10 @@ EVENTS = st.one_of(
 
 
 def says(dialect: str, path: list[Node]) -> dict[str, Any]:
-    """Return the event fields in which an engine names the tenant of a store."""
+    """Return the event fields in which an engine with this dialect names the tenant of a store.
+
+    ``path`` has the blocks of the store, each as a pair of tenant and number.
+    """
     tenant, n = path[0]
     if dialect == "lora":
         return {"lora_name": tenant, "lora_id": 1}

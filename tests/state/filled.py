@@ -52,7 +52,11 @@ def fill(relay: Relay, state: StateWriter, directory: Path, size: int) -> None:
 
 
 def main(what: str, path: str, size: str) -> None:
-    """Fill a state directory and end without closing it, as if killed, or load the state of a directory."""
+    """Load the state of a directory. If ``what`` is ``fill``, then add batches to the state.
+
+    Print the result and the peak memory. The result is whether a state was loaded: yes, no or refused. The process ends
+    without closing the directory, as if killed.
+    """
     sqlite.CHECKPOINT_AFTER = 10**12  # type: ignore[misc]
     directory = Path(path)
     relay = Relay([SourceSpec("engine", 0)], [OutputSpec("routers", Profile(), [None], heartbeat=0)])

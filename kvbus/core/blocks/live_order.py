@@ -178,7 +178,10 @@ class _Window:
         """The lists in ``waits`` to which the next block of the chain can be added, by the hash of their last block."""
 
     def add(self, run: Run) -> list[Run]:
-        """Add a run to the window as the beginning of a new list. Return the list."""
+        """Add a new list, which has only this run of blocks, to the waiting lists of the window.
+
+        Return the new list.
+        """
         chain = [run]
         self.waits.append(chain)
         self._blocks += run[3] - run[2]

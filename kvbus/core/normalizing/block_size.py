@@ -225,9 +225,10 @@ class GroupSizes:
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
         """Return whether a new detector has to learn the group's sizes, beginning with this store.
 
-        The device is preferred to every other medium. Until the device stores blocks, a store of several blocks that
-        are smaller than the known size is preferred to it. If the first store on the device has the known size, the
-        present detector continues with the stores on the device.
+        A detector learns from the stores on one medium. While no size is known, a store on another medium begins a new
+        detector. Later, until the device stores blocks, a store on another medium begins one only if it has several
+        blocks, which are smaller than the known size. The first store on the device usually begins one. But if this
+        store has the known size, the present detector continues with the stores on the device.
 
         Args:
             medium: the medium of the store.

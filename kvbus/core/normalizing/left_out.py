@@ -30,7 +30,8 @@ _ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 class SuppressedBlocks:
     """The blocks of one source that are in the engine's cache, but that kvbus does not announce to routers.
 
-    They are coarse blocks and tail blocks, and are not in the index of live blocks.
+    They are coarse blocks (large blocks whose tokens the engine also announces in smaller blocks) and tail blocks
+    (incomplete blocks at the end of a prompt). They are not in the index of live blocks.
 
     Args:
         stats: the counters of the source, which count these blocks.
@@ -158,7 +159,8 @@ class SuppressedBlocks:
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
         """Move the blocks that must not be announced any more from a table of the index into this object.
 
-        The counts of blocks are then out of date: the caller must call ``count`` of the index and of ``tails``.
+        This does not update the numbers of blocks: the caller must call ``count`` of the index and of the tail blocks
+        (:attr:`tails`) afterwards.
         """
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key, chunk)

@@ -137,7 +137,10 @@ class Removals:
             self._end_run({})
 
     def flush_all(self) -> None:
-        """Append all queued removals to the outgoing events. Include sub-blocks that were not stored again."""
+        """Append all queued removals to the outgoing events, also the removals of sub-blocks.
+
+        A sub-block of a removed block is not removed if the batch has meanwhile stored it again in another block.
+        """
         if self._reblocking.removed:
             self._end_run(self._reblocking.removed)
             self._reblocking.removed = {}

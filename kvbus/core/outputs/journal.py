@@ -34,8 +34,8 @@ class Journal:
     """The newest batches of one stream, as a ring buffer of entries, which are found by seq.
 
     Entries also have absolute positions. A position does not change when older entries are dropped. Each stream has up
-    to ten thousand entries, so to save memory an entry is not a Python object. It consists of a payload, eight bytes
-    for the seq and, if it is empty, a number of batches.
+    to ten thousand entries, so to save memory an entry is not a Python object. It consists of a payload and eight bytes
+    for the seq. An entry of consecutive empty batches also has their number.
     """
 
     def __init__(self, max_batches: int, max_bytes: int) -> None:

@@ -87,7 +87,7 @@ async def insisted(location: KafkaLocation, options: dict[str, Any], work: Corou
     Args:
         location: the servers of the log.
         options: the options for TLS and authentication that the coroutine's client uses. kvbus asks the brokers with
-            the same options, although the files may have newer ones.
+            the same options, even if the TLS and password files have changed since.
         work: the coroutine.
 
     Raises:

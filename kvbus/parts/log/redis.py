@@ -427,7 +427,10 @@ class RedisLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Return the pointers from the hashes of all streams in the database, or the pointer of one stream."""
+        """Return the pointer of every stream in the database, or only that of the stream ``key``.
+
+        The pointer of a stream is in its Redis hash.
+        """
         found: dict[str, Pointer] = {}
         async with translated_errors(self._location):
             client = await connected(self._location)

@@ -284,7 +284,7 @@ class _Open:
     _value: _Role = _Role.CONTENT
 
     def next_role(self) -> _Role:
-        """Count the next item as read, and return the role of the item."""
+        """Count the next item of the array or map as read, and return its role: whether it is copied or replaced."""
         at = self._at
         self._at += 1
         self.left -= 1

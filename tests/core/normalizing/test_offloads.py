@@ -11,9 +11,10 @@ from tests.doubles.payloads import plain_all, store, tokens_of
 
 
 def test_an_offload_without_tokens_gets_salt_session_and_keys_of_its_blocks():
-    """If a store has no tokens, kvbus adds those of the same blocks on another medium, with their salt and keys.
+    """If a store has no tokens, kvbus adds the tokens, the salt, the session id and the extra keys of its blocks.
 
-    Without the salt and the keys, the block of one tenant would be announced as everybody's.
+    It takes them from the same blocks on another medium. Without salt and extra keys, the block of one tenant would be
+    announced as a block for all tenants.
     """
     bench = Bench()
     salted = {"cache_salt": "s", "session_id": "t", "extra_keys": [["s"], None], "lookahead_token_ids": [[5], [6]]}

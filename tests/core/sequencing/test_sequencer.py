@@ -261,10 +261,10 @@ class TestAfterAPause:
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
     def test_a_state_after_a_snapshot_is_not_a_new_epoch(self):
-        """kvbus recognizes a state in a replay answer even if it began with a snapshot.
+        """kvbus recognizes a state in a replay answer even if it has no fingerprint for the first seq of the answer.
 
-        The batches of a state have other contents than the live batches with the same seqs. This must not look like a
-        new epoch, although kvbus has no fingerprint for the first seq of the answer.
+        It has no fingerprint because it began with a snapshot. The batches of a state have other contents than the live
+        batches with the same seqs. This must not look like a new epoch.
         """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))

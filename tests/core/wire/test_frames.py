@@ -34,9 +34,10 @@ class TestLive:
 
     @pytest.mark.parametrize("payload", [b"\x93x", b"\x81x", b"\xdc\0\1", b"\xdf"])
     def test_additional_frames_after_the_payload_are_ignored(self, payload):
-        """kvbus ignores frames that a later version may add after the payload.
+        """kvbus ignores frames that a later version of an engine may add after the payload, which is the third frame.
 
-        It refuses a message whose third frame cannot be a batch, because that frame may be a seq.
+        If the third frame of a longer message cannot be a batch, kvbus refuses the message: an additional frame may
+        come before the seq, so that the third frame is the seq.
         """
         assert parse_live([b"kv", SEVEN, payload, b"later"], LIMITS) == LiveMessage(b"kv", 7, payload)
         assert parse_live([b"kv", SEVEN, payload] + [b""] * LIMITS.max_frames, LIMITS) is Reason.FRAME_COUNT

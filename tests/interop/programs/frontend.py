@@ -87,7 +87,10 @@ class Frontend:
         return {"worker": self._endpoint.connection_id()}
 
     async def agent(self, sources: list[list[str]]) -> dict[str, Any]:
-        """Run Dynamo's state agent with one slot for each rank. A slot reads the endpoint and the topic of its rank."""
+        """Run Dynamo's state agent, which reads the events of all ranks.
+
+        It has a slot for each rank: the endpoint and the topic at which it reads the rank's events.
+        """
         from dynamo.llm import KvStateAgentHost, KvStateAttachmentOwner  # noqa: PLC0415 - not in every release
 
         self._host = KvStateAgentHost(self._runtime.endpoint("dynamo.kv_state_agent.control"), 8)

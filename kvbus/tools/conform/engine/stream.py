@@ -354,7 +354,11 @@ class Stream:
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """Continue after a lost connection, if no replay answer has the batches that were sent meanwhile."""
+        """Continue after a lost connection. Call this if no replay answer has the batches that were sent meanwhile.
+
+        These batches are not a gap that the publisher has caused, and without them the live blocks are not completely
+        known.
+        """
         self._rejoined = True
         self.blocks.lose()
 
