@@ -158,7 +158,7 @@ class Bus:
             self._take(output, self._config)
 
     def _take(self, output: Output, config: _Config) -> None:
-        """Store the streams of the bus's output, and the source to which each worker of the index belongs."""
+        """Store the streams of the bus's output, and for each worker of the index the source that has its blocks."""
         endpoint = as_seen_from(output.endpoint, self.url)
         replay = None if output.replay_endpoint is None else as_seen_from(output.replay_endpoint, self.url)
         if output.layout == "merged":

@@ -213,7 +213,7 @@ class Sender:
             self._line.append(session)
 
     def _send(self, session: Session, until: float) -> bool:
-        """Send up to :data:`QUANTUM` bytes of a session; return whether its generator has no more messages."""
+        """Send up to :data:`QUANTUM` bytes of a session's messages; return whether no message of the session is left."""
         if session.credit <= 0:
             session.credit += QUANTUM
         messages: list[bytes] = []

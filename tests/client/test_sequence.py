@@ -38,7 +38,7 @@ class Stream:
         self.opened = self.follow(self.sequence.open(self.now))
 
     def follow(self, outputs: list[Output]) -> list[Any]:
-        """Record that the requests in these outputs were sent.
+        """Handle the outputs of the sequence under test: tell it that each request among them was sent.
 
         Return the updates first, and then the requests in a short form.
         """

@@ -32,7 +32,10 @@ HOST = "tcp://127.0.0.1"
 
 @dataclass
 class Scene:
-    """The sockets and the configuration of one mistake. ``over`` is the configuration for :func:`kvbus.config.load`."""
+    """The sockets of a test, and a configuration with a mistake that doctor has to find.
+
+    ``over`` has configuration keys that are added to ``outputs``, or replace it.
+    """
 
     stack: AsyncExitStack
     tmp: Path

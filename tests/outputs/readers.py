@@ -65,7 +65,10 @@ class Kind(Protocol):
         """Return whether each of the readers will get every batch that is published from now on."""
 
     def payload(self, number: int, size: int) -> bytes:
-        """Return a batch of about this size, different for each number, which readers of this type return unchanged."""
+        """Return a batch of about ``size`` bytes, with a content that depends on ``number``.
+
+        The readers of this type must return the batch exactly as it was published.
+        """
 
     def places(self, config: OutputConfig, stream: int) -> list[str]:
         """Return the names of all addresses or files that one stream opens, as error messages name them."""

@@ -236,10 +236,10 @@ class ZmqOutput:
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving a view's version of one stream.
+        """Start serving one stream to the routers of a view.
 
-        Its routers connect to the listener of the stream with all blocks, and :class:`ViewDispatcher` passes them to
-        the view.
+        These routers connect to the same port as the routers that may read all blocks. :class:`ViewDispatcher` passes
+        their connections to the view's stream.
         """
         self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 

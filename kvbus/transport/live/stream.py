@@ -514,7 +514,10 @@ class LivePublisher:
 
     @property
     def busy(self) -> int:
-        """Number of routers with unsent bytes or a session of the sender. Stalled routers do not count."""
+        """Number of routers that still have to get batches, except stalled routers.
+
+        Such a router has unsent bytes, or a session of the sender, which sends it the state or recent batches.
+        """
         return sum(
             router.state is not RouterState.STALLED and (router.peer.waiting_bytes > 0 or router.session is not None)
             for router in self.routers
