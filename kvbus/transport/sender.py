@@ -213,7 +213,7 @@ class Sender:
             self._line.append(session)
 
     def _send(self, session: Session, until: float) -> bool:
-        """Send up to :data:`QUANTUM` bytes of a session's messages; return whether no message of the session is left."""
+        """Send up to :data:`QUANTUM` bytes of a session's messages; return whether the session has no more messages."""
         if session.credit <= 0:
             session.credit += QUANTUM
         messages: list[bytes] = []
