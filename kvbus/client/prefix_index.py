@@ -428,7 +428,7 @@ def _prefix_digests(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | Non
 
 
 def _divided(tokens: bytes, shape: Shape) -> list[bytes]:
-    """Divide packed tokens into blocks. An incomplete last block is left out."""
+    """Divide packed tokens into blocks of the size ``shape``. Leave out an incomplete last block."""
     width = _ID.size * shape.size * (1 + shape.pairs)
     return [tokens[start : start + width] for start in range(0, len(tokens) - width + 1, width)]
 

@@ -126,7 +126,9 @@ class Findings:
         return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
 
     def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
-        """Add a contradiction about a key, unless the value of the key is invalid.
+        """Add a contradiction about a key to the problems.
+
+        Add nothing if the value of the key is invalid, because this is already a problem.
 
         Args:
             key: the path of the key.

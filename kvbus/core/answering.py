@@ -149,9 +149,10 @@ class StreamState:
         return snapshot
 
     def mark_incomplete(self, first: int, end: int) -> None:
-        """Mark the seqs ``[first, end)``. A router may have received only a part of a state there.
+        """Mark the seqs ``[first, end)`` as incomplete.
 
-        A replay that begins at a marked seq begins with the complete state, not with the journal's batches.
+        A router that has read up to one of these seqs may hold only a part of a state. So a replay that begins at one
+        of them begins with the complete state, not with the journal's batches.
         """
         if first < end:
             self._do(wal.SeqsIncomplete(self._output_id, self._stream_slot, first, end), self._out.now)

@@ -190,7 +190,7 @@ class RequestWaits(msgspec.Struct, frozen=True):
 
 
 class RequestSent(msgspec.Struct, frozen=True):
-    """The daemon has tried to send a request to an engine that was queued (:class:`RequestWaits`).
+    """The daemon has tried to send a request that was queued (:class:`RequestWaits`) to an engine.
 
     ``sent`` is False if sending failed. Such a request stays in the queue.
     """

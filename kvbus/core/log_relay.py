@@ -107,7 +107,9 @@ class LogRelay:
         return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:
-        """Apply the batch of a log record to the source's index. ``begins`` empties the index first.
+        """Apply the batch of a log record to the source's index.
+
+        If the record ``begins`` a state, empty the index first.
 
         The events that the normalizer returns are not published, because kvbus publishes the record's own batch.
         """

@@ -95,9 +95,9 @@ class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
 
 
 class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
-    """A router may hold only a part of a state at the seqs ``[first, end)`` of a stream.
+    """A router that has read up to one of the seqs ``[first, end)`` of a stream may hold only a part of a state.
 
-    A replay that begins there begins with the complete state (:mod:`kvbus.core.outputs.stream`).
+    A replay that begins at one of them begins with the complete state (:mod:`kvbus.core.outputs.stream`).
     """
 
     output: int

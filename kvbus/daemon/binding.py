@@ -18,7 +18,9 @@ def explained(
     names: Mapping[str | None, str] | None = None,
     written: Callable[[str], str] = str,
 ) -> Iterator[None]:
-    """Add a finding's configuration key and remedy to each `BindError` that is raised in the ``with`` block.
+    """Add a configuration key and a remedy to each `BindError` that is raised in the ``with`` block.
+
+    Both come from a finding of the kind ``kind`` about the endpoint that cannot be bound.
 
     Args:
         kind: the kind of the finding, such as "cannot listen".

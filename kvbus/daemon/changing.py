@@ -107,7 +107,7 @@ def _same(one: SourceStream, other: SourceStream) -> bool:
 def _moved(one: SourceStream, other: SourceStream) -> bool:
     """Return whether two streams are of one engine that discovery has found at two addresses.
 
-    Both streams must have a replay endpoint, or neither.
+    They are not if only one of them has a replay endpoint.
     """
     if not (one.found and other.found) or (one.replay_endpoint is None) != (other.replay_endpoint is None):
         return False
@@ -382,7 +382,7 @@ class Changes:
         daemon.feed(SourcePlaced(slot, source_spec(daemon.config, stream), streams))
 
     async def _open_source(self, stream: SourceStream) -> None:
-        """Open a source's socket, with several attempts, because its address may have been released a moment ago.
+        """Open a source's socket. Try several times, because a socket that was just closed may still hold the address.
 
         If all attempts fail because another process holds the address, the source has no connection. kvbus tries again
         only when discovery reports a change.

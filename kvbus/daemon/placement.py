@@ -204,7 +204,10 @@ def read_placement(reservations: SeqReservations, config: Config) -> Placement:
 
 
 def keep_placement(reservations: SeqReservations, config: Config, placement: Placement) -> None:
-    """Store a placement for the next process. Call this before a batch of a new worker is sent."""
+    """Store a placement (which worker has which slot) for the next process.
+
+    Call this before a batch of a new worker is sent.
+    """
     if _by_name(config):
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
         content = _File(_VERSION, slots, list(placement.gone), placement.forgotten)

@@ -313,7 +313,7 @@ class SourceSockets:
             self._feed(RequestWaits(*key))
 
     def _go_on(self) -> None:
-        """Schedule the oldest request to an engine that waits for free file descriptors.
+        """Schedule the sending of the oldest request that waits for free file descriptors.
 
         Each iteration of the event loop sends one such request.
         """

@@ -1,9 +1,10 @@
 """The file of a saved state: the SQLite database ``state.db`` in the directory of the state.
 
 The table ``head`` has a single row: the reservations, and which checkpoint is valid. The table ``slices`` has the
-checkpoint, and the table ``log`` has the frames that follow the checkpoint. SQLite commits each burst of batches as one
-transaction to its own write-ahead log. With ``sync`` each commit waits for the disk. Without ``sync`` a commit survives
-a kill of the process, but not a power cut.
+checkpoint. The table ``log`` has kvbus's write-ahead log since the checkpoint: each row is one frame, which has the
+records of a burst of batches. SQLite commits each burst as one transaction, for which it uses a log file of its own
+(``state.db-wal``). With ``sync`` each commit waits for the disk. Without ``sync`` a commit survives a kill of the
+process, but not a power cut.
 
 SQLite computes no checksums of its pages. So each row has a CRC-32, and the numbers of rows have no gaps.
 """

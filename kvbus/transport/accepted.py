@@ -139,7 +139,7 @@ class AcceptedStream:
 
 
 class BoundStream(AcceptedStream):
-    """The live stream of one source whose publishers dial the source's own port.
+    """The live stream of one source whose publishers connect to a port that kvbus opens only for this source.
 
     Args:
         endpoint: the endpoint to bind, ``tcp://host:port`` or ``ipc://path``.

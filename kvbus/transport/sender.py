@@ -152,7 +152,7 @@ class Sender:
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let waiting limited sessions take part in the sender's rounds, up to the maximum number of such sessions."""
+        """Let waiting limited sessions (see :class:`Session`) take part in the rounds, at most ``limit`` of them."""
         while self._waiting and self._taking_turns < self._limit:
             self._line.append(self._waiting.popleft())
             self._taking_turns += 1

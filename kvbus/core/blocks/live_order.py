@@ -231,8 +231,8 @@ def _joins(chunk: Chunk) -> bool:
 def _alike(one: Chunk, other: Chunk) -> bool:
     """Return whether two chunks of one block each may share an event.
 
-    They may if their metas have equal fields, if their extra keys begin with the same byte, and if the tokens of
-    both or of neither are pairs.
+    They may if the fields in their ``meta`` (medium, adapter, …) are equal, if their extra keys begin with the same
+    byte, and if the tokens of both or of neither are pairs.
     """
     return (
         (one.meta is other.meta or one.meta == other.meta)

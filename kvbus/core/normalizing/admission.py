@@ -69,7 +69,7 @@ def check_removed(event: BlockRemoved) -> str | Reason:
 
 
 def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
-    """Return the reason ``HASH_KIND`` unless all hashes are integers, or all are byte strings of 1 to 64 bytes."""
+    """Return None if all hashes are integers, or all are byte strings of 1 to 64 bytes; otherwise ``HASH_KIND``."""
     kinds = set(map(type, hashes))
     if kinds == {bytes}:
         lengths = {len(block) for block in cast("Sequence[bytes]", hashes)}

@@ -54,7 +54,7 @@ class SuppressedBlocks:
 
     @property
     def bytes(self) -> int:
-        """Approximate memory of the blocks that are not announced, in bytes."""
+        """Approximate number of bytes that kvbus needs to remember the blocks that it does not announce."""
         return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property
@@ -63,7 +63,11 @@ class SuppressedBlocks:
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
-        """Return the number of a chunk's blocks that are not yet remembered as coarse blocks or tail blocks."""
+        """Return how many of a chunk's blocks are not remembered yet.
+
+        ``treatment`` says what the blocks are: a tail block, or coarse blocks (large blocks whose tokens the engine
+        also announces in smaller blocks).
+        """
         tails = self.tails.tables.get(key)
         known = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
         return sum(block not in known for block in chunk.hashes)
@@ -114,7 +118,8 @@ class SuppressedBlocks:
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
         """Remove one copy of a coarse block, or the complete block if copies are not counted.
 
-        Return whether the block was remembered.
+        A coarse block is a large block whose tokens the engine also announces in smaller blocks. Return whether the
+        block was remembered.
         """
         table = self.coarse.get(key, {})
         left = table.get(block)

@@ -551,7 +551,7 @@ class Requests:
     def snapshot(self, asked: OpenRequest, seq: int, *, same_epoch: bool) -> Finding:
         """Close the snapshot request and handle its reply, a snapshot as of batch ``seq``.
 
-        Return None if the caller has to apply the snapshot. Otherwise return the sequencer's next input.
+        Return None if the caller has to apply the snapshot; if not (it may be too old), the sequencer's next input.
         """
         self.stop()
         if asked.purpose is Purpose.HISTORY:

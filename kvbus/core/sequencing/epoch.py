@@ -497,14 +497,14 @@ class Epoch:
         tracker.fingerprints.load(data["delivered"])
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log says that it was delivered."""
+        """When kvbus restarts, continue after batch ``seq``, which the write-ahead log records as delivered."""
         tracker = self.tracker
         if tracker.next == 0 or seq > tracker.next:
             self.history.missing_before(seq)
         tracker.restore_batch(seq, payload)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log records a snapshot up to it."""
+        """When kvbus restarts, continue after batch ``seq``, up to which the write-ahead log records a snapshot."""
         self.tracker.synced = True
         self.cover(seq)
 

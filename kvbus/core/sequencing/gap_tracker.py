@@ -360,7 +360,7 @@ class GapTracker:
     def expose(self, end: int) -> None:
         """Record that all batches before ``end`` exist.
 
-        Count each batch as missing of which kvbus did not know until now.
+        If the history is ``synced``, count as missing each of these batches that kvbus did not know of until now.
         """
         if self.synced and end > self.log_end:
             self._stats.missing += end - self.log_end
@@ -399,7 +399,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log says that it was delivered."""
+        """When kvbus restarts, continue after batch ``seq``, which the write-ahead log records as delivered."""
         self.synced = True
         self.fingerprints.skip(self.next, seq)
         self.fingerprints.add(seq, payload)

@@ -215,7 +215,7 @@ Targets = tuple[tuple[Guard, Phase], ...]
 
 
 def to(phase: Phase) -> Targets:
-    """Return the last item of a row of :data:`ROWS` whose inputs always lead to the same phase."""
+    """Return the targets for a row of :data:`ROWS` whose inputs lead to one phase, without a condition."""
     return ((Guard.ALWAYS, phase),)
 
 

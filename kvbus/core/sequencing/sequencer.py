@@ -249,7 +249,7 @@ class Sequencer:
         epoch.gap_attempts += self.phase is Phase.GAP
 
     def _begin_epoch(self, restart: Restart, now: float) -> None:
-        """Begin a new epoch. The stale batches are its first live batches. The held batches belong to the old epoch.
+        """Begin a new epoch with the stale batches as its first live batches. Drop the held batches of the old epoch.
 
         ``restart`` says why the new epoch begins.
         """
@@ -321,9 +321,9 @@ class Sequencer:
             self._begin_epoch(Restart(RestartReason.PUBLISHER_ID), now)
 
     def rebuild(self, now: float) -> None:
-        """Read the epoch again, without empty batches for other topics: each topic of the socket has its own numbering.
+        """Read the epoch again, without the empty batches that kvbus has delivered in place of other topics' batches.
 
-        No restart of the publisher is assumed.
+        They were wrong, because each topic of the socket has its own numbering. The publisher has not restarted.
         """
         if self.phase is not Phase.CONFLICT:
             self._begin_epoch(REBUILT, now)
@@ -444,8 +444,8 @@ class Sequencer:
     def state_may_begin(self, seq: int, payload: bytes) -> bool:
         """Return whether this batch of a replay answer may be the first batch of a state.
 
-        Another kvbus sends a state in place of batches that its journal lacks. Only the first batch of an answer may
-        begin a state, or a batch under whose seq kvbus has delivered another batch.
+        Another kvbus sends a state in place of batches that its journal lacks. The first batch of an answer may begin a
+        state. So may any batch of a backfill, and a batch under whose seq kvbus has delivered a different batch.
         """
         asked = self._requests.open
         return self.phase is Phase.BACKFILL or (
@@ -557,9 +557,9 @@ class Sequencer:
     def complete(self, *, certain: bool) -> None:
         """Record that the batch which is being delivered clears the publisher's cache.
 
-        Batches that are missing before it do not matter any more. If a lost batch or a new epoch is queued after this
-        batch, nothing is recorded, because later batches are missing. If it is not ``certain`` that the clear emptied
-        the complete cache, kvbus continues to request the older batches that it lacks.
+        Batches that are missing before it do not matter any more. Record nothing if ``actions`` has a lost batch or a new
+        epoch: then later batches are missing, or the epoch of this batch is over. If it is not ``certain`` that the clear
+        emptied the complete cache, kvbus continues to request the older batches that it lacks.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
             self._epoch_state.emptied(certain=certain)
@@ -574,15 +574,15 @@ class Sequencer:
         self._epoch_state.load(data)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log says that it was delivered."""
+        """When kvbus restarts, continue after batch ``seq``, which the write-ahead log records as delivered."""
         self._epoch_state.restore_batch(seq, payload)
 
     def restore_loss(self, count: int) -> None:
-        """Continue after ``count`` lost batches when kvbus restarts, because the write-ahead log records the loss."""
+        """When kvbus restarts, continue after ``count`` lost batches, which the write-ahead log records."""
         self.history.missing_before(self.next + count)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log records a snapshot up to it."""
+        """When kvbus restarts, continue after batch ``seq``, up to which the write-ahead log records a snapshot."""
         self._epoch_state.restore_snapshot(seq)
 
     def restore_epoch(self, *, partial: bool) -> None:

@@ -391,7 +391,7 @@ class LogStreams:
 
         A stale stream is not an engine at first: its newest record was already old when reading began. If this reader
         then sees no record of the stream for :data:`LEASE_TTL`, the stream becomes an engine, so that its end can be
-        passed to the relay: routers may have its blocks from another aggregator. Afterwards it is not an engine.
+        passed to the relay: routers may have its blocks from another aggregator. After its end, it is not an engine.
         """
         if relayed.ended or relayed.slot is not None:
             return not relayed.ended
@@ -487,8 +487,8 @@ class LogStreams:
         """Return whether it is time to yield the new engines, although this reader has not caught up with the log.
 
         After each new source, the records since its newest state have to be read again. So during a long read, new
-        engines are collected and yielded together. From one time to the next, at least :data:`LIST_SECONDS` seconds
-        pass, and at least half of the present :attr:`lag`.
+        engines are collected and yielded together. Between two such yields, at least :data:`LIST_SECONDS` seconds pass,
+        and at least half of the present :attr:`lag`.
         """
         return self._clock() - self._shown_at >= max(LIST_SECONDS, self.lag / 2)
 

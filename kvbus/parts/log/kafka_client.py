@@ -55,7 +55,7 @@ SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanis
 
 @contextlib.asynccontextmanager
 async def translated_errors(location: KafkaLocation) -> AsyncIterator[None]:
-    """Run the body of an ``async with`` statement, and convert errors of aiokafka to the errors of all kinds of logs.
+    """Run the body of an ``async with`` statement. Convert errors of aiokafka to those that every kind of log raises.
 
     If an error does not say why the request failed, ask a broker for the reason.
 

@@ -278,7 +278,7 @@ class Pulled:
     async def _ask(self) -> list[Message]:
         """Request the next messages one by one through JetStream's API.
 
-        The API answers in JSON, so no content of a message can break the connection.
+        The API's JSON answers contain headers and data in base64, so nothing in a message can break the connection.
 
         Each request returns the first message from a sequence on. So no further request is needed for deleted messages.
         """

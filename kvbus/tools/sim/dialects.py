@@ -303,7 +303,7 @@ class BatchEncoder:
     def _merged(self, events: Iterable[Event]) -> Iterator[Event]:
         """Yield the events of a step.
 
-        If an event may have several hashes, merge successive removals from one tier and group.
+        If the dialect allows several hashes in one removal, merge successive removals from the same tier and group.
         """
         last: Removed | None = None
         for event in events:

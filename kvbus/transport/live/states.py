@@ -126,10 +126,10 @@ class StateSlots:
             self._timer = self._loop.call_later(PACE, self._look)
 
     def _find_slow(self, now: float) -> None:
-        """Count routers as slow that have been receiving a state for more than :data:`SLOW_AFTER` seconds.
+        """Count as slow the routers that have been receiving a state for more than :data:`SLOW_AFTER` seconds.
 
-        Each such state then counts towards the maximum number of states for slow routers. If it exceeds this number,
-        kvbus stops sending the state, and its routers wait for a new one.
+        At most :data:`MAX_STATES` states are sent to slow routers at the same time. If routers of one more state become
+        slow, kvbus stops sending this state, and the routers wait for a new one.
         """
         groups = list(self.under_way.values())
         slow = sum(routers[0].in_slow_slot for routers in groups)

@@ -291,7 +291,10 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _decode(self) -> None:
-        """Decode up to :data:`EVENTS` events of the received bytes, and call the handler for each of them."""
+        """Decode up to :data:`EVENTS` ZMTP events (messages, …) of the received bytes.
+
+        Call the handler for each of them.
+        """
         try:
             for _ in range(EVENTS):
                 if self._paused or self.reason is not None:

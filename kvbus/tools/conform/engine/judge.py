@@ -329,9 +329,9 @@ class EngineJudge:
 
         ``uncleared`` has each batch 0 that does not begin with AllBlocksCleared.
 
-        A clear at the beginning of each subscription may be a coincidence, because the engine's cache may have been
-        reset just before. It counts as kept in two cases only: a batch 0 had no clear, or a late subscriber got the
-        state.
+        If every subscription began with a clear, this may be a coincidence, because the engine's cache may have been
+        reset just before. So these clears prove that the clause is kept in two cases only: a batch 0 had no clear, or a
+        late subscriber got the state.
         """
         if all(self._welcomes or [False]) and (uncleared or self.ledger.is_kept("5.1")):
             self.ledger.kept("11.3", len(self._welcomes))

@@ -53,7 +53,7 @@ class Tap:
         self.arrived.set()
 
     def on_connection(self, up: bool) -> None:
-        """Put a new or lost connection into the same queue."""
+        """Put a new (``up``) or a lost connection into the queue from which the watch reads."""
         self.queue.append(up)
         self.arrived.set()
 
@@ -61,10 +61,10 @@ class Tap:
         """Do nothing, because `Watch` has dialled the publisher before, and has reported if it refuses connections."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
-        """Do nothing, because these sockets send no requests."""
+        """Do nothing: no replay answer can arrive, because these sockets request none."""
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Do nothing, because these sockets send no requests."""
+        """Do nothing: no snapshot can arrive, because these sockets request none."""
 
 
 class Watch:

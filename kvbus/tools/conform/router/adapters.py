@@ -74,8 +74,8 @@ class Adapter(abc.ABC):
 class Driver(Adapter):
     """An adapter for a router inside a program of the user, which is started for each case.
 
-    The first line of the program's input has the streams as JSON. The program answers each later line with a line that
-    has the router's blocks.
+    The first line of the program's input has the streams as JSON. Each later line has the blocks that the engine has
+    stored in the case. The program answers it with a line that has the router's blocks.
 
     Args:
         command: the command that starts the program.
