@@ -557,8 +557,8 @@ class Sequencer:
     def complete(self, *, certain: bool) -> None:
         """Record that the batch which is being delivered clears the publisher's cache.
 
-        Batches that are missing before it do not matter any more. Record nothing if ``actions`` has a lost batch or a new
-        epoch: then later batches are missing, or the epoch of this batch is over. If it is not ``certain`` that the clear
+        Batches that are missing before it do not matter any more. Record nothing if ``actions`` has a lost batch or a
+        new epoch: then later batches are missing, or the batch's epoch is over. If it is not ``certain`` that the clear
         emptied the complete cache, kvbus continues to request the older batches that it lacks.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
