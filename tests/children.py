@@ -19,9 +19,9 @@ class Watch:
         self._shell = subprocess.Popen(watches, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0)
 
     def close(self) -> None:
-        """End the watching shell, so that it kills no process.
+        """End the shell, so that the process group continues when this process ends.
 
-        Call it if the process group should continue, or has ended.
+        Call it also if the process group has ended: another group may get its number.
         """
         self._shell.kill()
         self._shell.communicate()

@@ -147,9 +147,10 @@ class Outgoing:
                 self._publish_clear(output_id, source_slot, rank, now)
 
     def close(self, source_slot: int, *, closed: bool) -> None:
-        """Record whether ``source_slot`` is free (``closed``).
+        """Delete the view indexes and the snapshots of the source that had ``source_slot`` before.
 
-        Delete the view indexes and the snapshots of the slot's previous source.
+        If each source has its own stream, also record whether this slot's stream is closed: ``closed`` is False if the
+        slot has a source now.
         """
         for output in self._outputs:
             if output.view is not None:

@@ -241,7 +241,8 @@ def _stream_name(config: Config, view: AccessScope, slot: int) -> str:
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:
     """Return the next seq of each outgoing stream that has ever been open.
 
-    A closed stream whose next seq is 0 has never been open, so its reservation must not change.
+    At a shutdown, these seqs are written to the seq reservations. A closed stream whose next seq is 0 has never been
+    open in this process. It is left out, because 0 would replace the reservation that an earlier process has made.
     """
     return {
         (number, slot): stream.next_seq

@@ -143,9 +143,10 @@ class _Carried:
         carrier.open(stream.endpoint, stream.index, feed, drained)
 
     def beside(self, endpoint: str) -> str:
-        """Return the engine's endpoint unchanged, with its host name.
+        """Return the engine's endpoint unchanged.
 
-        kvbus connects to no endpoint of a source without a socket, so it needs no address in place of the host name.
+        A source with a socket replaces the endpoint's host name by the address of the live connection. This source has
+        no connection to the engine.
         """
         return endpoint
 

@@ -1,4 +1,4 @@
-"""``make chaos``: make faults on real sockets and check kvbus after them.
+"""``make chaos``: inject faults into real processes and connections, and check that kvbus recovers.
 
 Exit code 0: every check succeeded; else 1.
 """

@@ -1,4 +1,4 @@
-"""Tests for watching and querying a publisher on real sockets, with correct and defective publishers."""
+"""Tests for the conformance kit, which watches and queries correct and defective publishers on real sockets."""
 
 from __future__ import annotations
 

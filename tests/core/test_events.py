@@ -1,4 +1,4 @@
-"""Tests that the relay accepts every kind of event, whatever the event's frames hold."""
+"""Tests that the relay accepts every kind of relay event, whatever frames the relay event contains."""
 
 from collections.abc import Sequence
 from typing import get_args

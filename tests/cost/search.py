@@ -132,7 +132,7 @@ def replay(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
 def asked(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
     """Return the relay events in which a router sends replay requests with these bytes as their content.
 
-    Before, the relay gets two batches, so that the stream has some state.
+    Before that, give the relay the first two messages as live batches, so that the replay answers are not empty.
     """
     for seq, message in enumerate(messages[:2]):
         bus.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), message]), 1.0)

@@ -21,7 +21,7 @@ SAME = "one-model"
 
 
 def hashes_by_worker(**hashes: list[int]) -> Named:
-    """Return the hashes of each worker's blocks. The key of a hash is a digest of the prompt up to the block's end.
+    """Return the block hashes of each worker, by a digest of the prompt up to the block's end.
 
     Each worker holds the first blocks of the same prompt. ``hashes`` has the hashes of these blocks, by worker.
     """

@@ -66,7 +66,10 @@ class Answer(NamedTuple):
 
 
 class Callers:
-    """A running bus with one block, to which a test sends raw HTTP requests as various callers."""
+    """A running bus with one block, to which a test sends raw HTTP requests from various addresses.
+
+    The requests may have a client certificate, headers with a token, or nothing that names the caller.
+    """
 
     def __init__(self, bus: Bus, pki: Pki | None) -> None:
         self.bus, self._pki = bus, pki

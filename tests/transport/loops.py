@@ -55,7 +55,7 @@ COUNTING = {"asyncio": counting(asyncio.SelectorEventLoop), "uvloop": counting(u
 
 
 def reads() -> int:
-    """Return how often the running loop, which is one of :data:`COUNTING`, has called a reader."""
+    """Return how often the running loop has called a reader. The loop's class must be one of :data:`COUNTING`."""
     loop: Any = asyncio.get_running_loop()
     count: int = loop.reads
     return count

@@ -222,7 +222,7 @@ def _joins(chunk: Chunk) -> bool:
     """Return whether a chunk of one block may share an event with the blocks before and after it in its chain.
 
     It may if its extra keys are missing, null or at most one entry, if it has no lookahead tokens, and if its block
-    size is known.
+    size is known. Otherwise its fields cannot be joined with those of another block.
     """
     meta, keys = chunk.meta, chunk.extra_keys
     return (keys is None or keys[0] in _KEYS) and meta.lookahead in _NO_LOOKAHEAD and meta.block_size > 0

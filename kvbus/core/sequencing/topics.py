@@ -106,7 +106,8 @@ class Topics:
     def of_answer(self, request: int, topic: bytes | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
         """Return the batches that the sequencer has to process because a batch of a replay answer arrived.
 
-        A batch without a topic, or with an empty one, belongs to the source unless the socket has several topics.
+        A batch without a topic, or with an empty one, belongs to the source if the socket has only one topic. If the
+        socket has several topics, kvbus cannot know to which one the batch belongs, and rejects it.
         """
         if topic is None or (not topic and self.own != b""):
             if self.shared or self.second is not None:

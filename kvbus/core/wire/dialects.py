@@ -1,8 +1,8 @@
 """Engine dialects: find the form of a payload, name its dialect, and translate Mooncake's RFC 1527 events.
 
 No message names the version of its engine. But the form of the first BlockStored shows which releases may have sent it.
-If that event is positional, its length shows it, too. docs/PROTOCOL.md has the complete table. The name of the dialect
-is shown to people. No code depends on it.
+If that event is an array, the array's length excludes more releases. docs/PROTOCOL.md has the complete table. The name
+of the dialect is shown to people. No code depends on it.
 
 The translation of RFC 1527 follows the publisher of Mooncake's master (Mooncake#2214) and the RFC. It was not checked
 with the bytes of a release. Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope,

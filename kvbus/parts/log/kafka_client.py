@@ -207,8 +207,8 @@ class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
     """A partition's records, without the record batches that aiokafka cannot decode.
 
     A record batch is a group of records that one producer has sent together. aiokafka cannot decode it if a header is
-    not UTF-8, or if a compression library is not installed. It would then stop reading the partition. Only the streams
-    of this one producer lack records.
+    not UTF-8, or if a compression library is not installed. It would then stop reading the partition. This class skips
+    the batch, so records are missing only in the streams of this batch's producer.
     """
 
     def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:

@@ -172,8 +172,9 @@ _decoder: Final = msgspec.msgpack.Decoder(Record)
 class _Schema(msgspec.Struct, array_like=True):
     """The first two elements of an encoded record, with which the version of its format is read.
 
-    The schema is the first field in every version of the format. The second element must exist. If it were optional,
-    the only element of a record that has nothing but a checksum would be read as the schema.
+    The schema is the first field in every version of the format, and the checksum is the last element. The second
+    element must exist: if a record has one element only, that element is the checksum and must not be read as the
+    schema.
     """
 
     schema: int

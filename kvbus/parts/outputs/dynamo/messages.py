@@ -301,8 +301,8 @@ class Connection:
     def _message(self, seq: int, batch: Batch) -> bytes:
         """Return the encoded message of one batch.
 
-        Each event gets the next event id of this connection. The message of a batch without events has no event id. A
-        router ignores it.
+        Each event gets the next event id of this connection. If a batch has no events, its message has no event id, and
+        routers ignore the message.
         """
         if self._seq is not None and seq != self._seq + 1:
             self._id += 1
