@@ -64,7 +64,10 @@ Started = TypeVar("Started", bound=server.Server | clusters.Cluster)
 
 
 def _running(there: object, missing: str, make: Callable[[Path], Started], directory: Path) -> Iterator[Started]:
-    """Start a server for the session. Skip the test with the reason if the server's program is not installed."""
+    """Start a server that all tests of the session share, and kill it at the end.
+
+    If ``there`` is false, the server's program is not installed: skip the test with the reason ``missing``.
+    """
     if not there:
         pytest.skip(missing)
     what = make(directory)

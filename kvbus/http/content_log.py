@@ -82,7 +82,10 @@ class ContentLog:
             self.write()
 
     def write(self) -> None:
-        """Write the log lines now. They include the blocks and bytes of unfinished answers."""
+        """Write the log lines about the answers to clients now.
+
+        They include the blocks and bytes of unfinished answers.
+        """
         for reading in self._open:
             if reading.bytes:
                 self._add(reading, answers=0)

@@ -58,7 +58,7 @@ class _Listening(Null):
         self._unsaid = wire.command(wire.READY, properties)
 
     def speak(self) -> bytes:
-        """Return kvbus's READY at the first call, and no bytes at later calls."""
+        """Return kvbus's READY command at the first call, and no bytes at later calls: a peer sends READY only once."""
         ready, self._unsaid = self._unsaid, b""
         return ready
 

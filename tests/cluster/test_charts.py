@@ -24,7 +24,7 @@ OLDER: Final = os.environ.get("TEST_UPGRADE_FROM")
 
 @pytest.fixture(scope="module")
 def of_the_cluster(server: ApiServer, serve: Callable[[str], None], elsewhere: str) -> None:
-    """The objects in the cluster that the presets need, such as a PriorityClass."""
+    """Create the objects in the cluster that the presets need, such as a PriorityClass."""
     serve("monitoring.coreos.com")
     ready: list[Object] = [
         {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "serving"}, "value": 1000},

@@ -27,7 +27,7 @@ DATA: Final = Path(__file__).with_name("data")
 
 
 def texts() -> dict[str, Callable[[], str]]:
-    """Return every golden text by the name of its file in ``data``."""
+    """Return the function that makes each golden text, by the name of the text's file in ``data``."""
     return {
         "configurations.txt": lambda: "".join(_configurations()),
         "defaults.yaml": _defaults,

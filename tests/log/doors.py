@@ -132,7 +132,10 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def grant(self, role: str, given: Iterable[Any]) -> None:
-        """Give kvbus's user exactly the rights ``given``. ``role`` is the role that needs them, such as ``reader``."""
+        """Give kvbus's user at the server exactly the rights ``given``.
+
+        ``role`` is the role that needs these rights, such as ``reader``.
+        """
 
     def missing(self, _right: Any) -> str:
         """Return the reason that kvbus reports if the server refuses a user without this right."""

@@ -564,7 +564,7 @@ class World:
         subscriber.clears = not self._others_hold_blocks(command.output, command.stream)
 
     def _others_hold_blocks(self, number: int, at: int) -> bool:
-        """Return whether a clear on this stream would also clear blocks that routers got on another stream."""
+        """Return whether a clear on stream ``at`` of output ``number`` also clears other streams' blocks at routers."""
         spec = self.relay.outputs[number].spec
         return (
             spec.profile.clears != "rank"

@@ -116,8 +116,8 @@ class BlockSizeDetector(msgspec.Struct):
     def observe(self, size: int, blocks: int) -> bool:
         """Learn from a store of ``blocks`` blocks of ``size`` tokens.
 
-        Return whether kvbus would now treat earlier stores differently. Call it for every store of a batch before any
-        of them is applied.
+        Return whether the learned size has changed, so that kvbus would now treat earlier stores differently. Call it
+        for every store of a batch before any of them is applied.
         """
         if blocks == 1 and size < (self.pinned or 0):
             return False

@@ -46,7 +46,7 @@ class StoreApplier:
         """Apply a store without tokens.
 
         Use the tokens that its blocks have on another medium. If no medium has them, apply the store without tokens. If
-        it has no block size either, only count it.
+        the store has no block size either, only count it.
         """
         cache, event, extras, (group, medium) = self._cache, step.event, step.extras, step.key
         runs = tokens_elsewhere(event, group, cache.index, self._removals)

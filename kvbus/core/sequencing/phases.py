@@ -82,7 +82,7 @@ class Input(StrEnum):
 
 
 class Guard(StrEnum):
-    """A condition that decides which of several possible phases follows after an input."""
+    """A condition that decides which phase follows, if an input may lead to several phases."""
 
     ALWAYS = ""
     TRUSTED = "trusted"
