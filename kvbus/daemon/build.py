@@ -119,8 +119,8 @@ def heartbeat_of(output: OutputConfig) -> float:
 def journal_bounds(config: Config, output: OutputConfig) -> tuple[int, int]:
     """Return the maximum number and the maximum size in bytes of the batches that each stream keeps for replays.
 
-    If the output repeats the seqs of a log (``numbers: log``), the stream's journal holds the complete state, so the
-    limits of the index apply.
+    If the output repeats the seqs of a log (``numbers: log``), the stream's journal holds the complete state. It may
+    then be as large as the index: ``limits.max_blocks`` and ``limits.max_index_bytes`` apply.
     """
     if output.numbers == "log":
         return config.limits.max_blocks, config.limits.max_index_bytes

@@ -92,7 +92,7 @@ class SeqReservations:
     def skip(self, to: int, output: int) -> None:
         """Make every stream of an output begin at the seq ``to`` or later.
 
-        This is written to the store only when a stream uses a seq.
+        The store gets the new beginning of a stream only when the stream uses a seq.
         """
         for key in self._names:
             if key[0] == output:

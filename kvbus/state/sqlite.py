@@ -246,7 +246,7 @@ class SqliteStore:
             self._fail(error)
 
     def reserve(self, reserved: Reserved) -> None:
-        """Write the reservations into the database's head, and the mark (its progress) into the lock file.
+        """Write the reservations into the database's head, and the mark (the database's progress) into the lock file.
 
         See :meth:`kvbus.state.contract.Store.reserve`.
         """

@@ -385,9 +385,10 @@ class Index:
         return frozen
 
     def given_up(self) -> Index:
-        """Return a second index with the tables of this index itself, without freezing them.
+        """Return a second index, which takes over the tables of this index.
 
-        The caller must clear this index next, because otherwise both indexes would change the same tables.
+        With it, kvbus can read the blocks after this index is cleared. The caller must clear this index next, because
+        otherwise both indexes would change the same tables.
         """
         last = Index()
         for key, table in self.tables.items():

@@ -171,7 +171,8 @@ class Admission:
     def _check_store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
         """Count a store and learn its block size.
 
-        Return the store in one or several parts, or an empty list if it may not be applied.
+        Return a list with the store, divided into several parts if it is long. The list is empty if the store may not
+        be applied.
         """
         cache = self._cache
         if lacks_field(event):

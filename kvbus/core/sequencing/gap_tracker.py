@@ -286,7 +286,8 @@ class GapTracker:
     def _count_found(self, seq: int) -> None:
         """Count a replayed batch as recovered.
 
-        It was missing in a gap. Or it was lost at the end of the live stream, and kvbus did not know that it existed.
+        If kvbus did not know that the batch existed, because it was lost at the end of the live stream, count it as
+        missing, too.
         """
         if seq >= self.log_end:
             self._stats.missing += seq + 1 - self.log_end

@@ -202,8 +202,8 @@ class RedisWriter:
 
         Without the epoch, a replica that becomes the primary could give the same epoch to another writer.
 
-        Redis's command WAIT covers only the writes of its own connection, and the claim may have used another
-        connection. So this method writes again before it sends WAIT.
+        Redis's command WAIT covers only the writes of its own connection, and this writer may have stored its epoch
+        over another connection. So this method writes again before it sends WAIT.
         """
         async with translated_errors(self._location, seconds):
             role: Any = await self._client.role()

@@ -94,8 +94,7 @@ class StateDue:
     def due(self, now: float) -> bool:
         """Return whether a new state is due.
 
-        It is due if enough bytes follow the newest state, if the log has deleted that state, or if that state is too
-        old.
+        It is due if enough bytes follow the newest state, if that state is too old, or if the log has deleted it.
         """
         paid = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
         return paid or self.trimmed or now - self._state_at >= self._every
@@ -305,7 +304,7 @@ class Appender:
             self._show_fenced(fenced=False)
 
     def _show_overdue(self) -> None:
-        """Update the gauge ``states_overdue``, which is the number of streams whose newest state is overdue.
+        """Update the gauge ``states_overdue``: the number of streams whose next state is late (:data:`OVERDUE`).
 
         A stream is counted only if this kvbus is its writer and has to append its states.
         """

@@ -170,7 +170,7 @@ class Peer(asyncio.BufferedProtocol):
         return not self.closed and (self._later is not None or tcp.has_unread(self._socket))
 
     def silent_for(self, seconds: float) -> bool:
-        """Return whether the peer's kernel has acknowledged nothing for this time, despite retransmissions or probes.
+        """Return whether the peer's kernel has acknowledged nothing for ``seconds``, despite retransmissions or probes.
 
         If only the application does not read, the peer is not silent, because its kernel still answers probes.
         """

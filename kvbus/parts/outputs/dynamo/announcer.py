@@ -199,8 +199,8 @@ class Announcer:
     ) -> None:
         """Delete the records that an earlier process of this kvbus has left for the rank of ``source``.
 
-        If another program also announces a source of this rank, log a warning, because Dynamo's routers then use
-        neither source.
+        If another program also has records of a source for this rank, log a warning, because Dynamo's routers then use
+        neither that source nor kvbus's.
 
         Args:
             source: the stream that kvbus announces.

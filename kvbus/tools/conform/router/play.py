@@ -409,7 +409,7 @@ class Player:
     async def _until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 0.0) -> bool:
         """Wait until the condition holds. Return False if it does not hold after ``seconds`` seconds.
 
-        If ``seconds`` is 0, the settling time of the settings is used.
+        If ``seconds`` is 0, wait up to the settling time, in which a router must reach the right blocks.
         """
         deadline = asyncio.get_running_loop().time() + (seconds or self._settings.settle)
         while not await condition():
