@@ -236,7 +236,7 @@ class Sequence:
         return out
 
     def replayed(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Handle a message of the answer to the last `Ask`."""
+        """Handle a message of the answer to the last replay request (`Ask`)."""
         message = parse_replay(frames, _LIMITS)
         if isinstance(message, Reason):
             self._out.append(Rejected(None, b"", message))
@@ -251,7 +251,7 @@ class Sequence:
         return self._take()
 
     def snapshot(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Handle the message that answers the last `AskSnapshot`."""
+        """Handle the message that answers the last snapshot request (`AskSnapshot`)."""
         sequencer, reply = self._sequencer, parse_snapshot(frames)
         if reply is None or reply.seq <= UNAVAILABLE:
             sequencer.snapshot(self._request, UNAVAILABLE, now)

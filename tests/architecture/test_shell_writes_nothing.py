@@ -86,9 +86,10 @@ def with_reveal_type(text: str) -> str:
 
 
 def may_change(dotted: str) -> bool:
-    """Return whether the instances of a class can change, and only kvbus.core may change them.
+    """Return whether the rule of this test holds for a class: only kvbus.core may change its instances.
 
-    ``dotted`` is the dotted name of the class.
+    It does not hold if the instances cannot change (enums, frozen structs), or if the class is in ``OWN``. ``dotted``
+    is the dotted name of the class.
     """
     module, _, name = dotted.rpartition(".")
     if name in OWN:

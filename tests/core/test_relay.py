@@ -174,7 +174,9 @@ class TestReplayAnswers:
 
 
 class TestNumbering:
-    """Tests for a stream that continues the seqs of a former process, and for the seq frames of the snapshot protocol."""
+    """Tests for the seq and the clears with which kvbus begins a stream, and for a changed publisher id of an
+    engine.
+    """
 
     def relay(self, **fields):
         spec = OutputSpec("out", PROFILES["vllm"], [b"kv"], heartbeat=0.0, **fields)

@@ -25,7 +25,10 @@ SLICE = 2
 
 
 def specs(count: int, *, ranked: bool = False, **more: Any) -> list[SourceSpec]:
-    """Return sources without a replay: the ranks of one engine if ``ranked``, otherwise separate engines."""
+    """Return the descriptions of sources whose engines answer no replay requests.
+
+    The sources are the ranks of one engine if ``ranked``, otherwise separate engines.
+    """
     more = {"replay": False, "probe_interval": 0.0} | more
     return [SourceSpec(f"e{i}", i if ranked else 0, **more) for i in range(count)]
 

@@ -150,7 +150,10 @@ class EngineCache:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump`. The caller restores the blocks of the index and the tail blocks."""
+        """Restore what kvbus has learned about this cache from ``data``, the result of :meth:`dump`.
+
+        The caller restores the blocks of the index and the tail blocks.
+        """
         stream = self.stream
         stream.sizes.load(data["granularity"])
         for group, medium, block, copies in data["coarse"]:

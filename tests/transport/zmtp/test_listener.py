@@ -29,7 +29,10 @@ US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
 def secured(curve):
-    """Return the listener's keys and the options of two peers that it admits. Without ``curve``, return no keys."""
+    """Return the CURVE keys of a listener, and the libzmq options with which two peers connect to it.
+
+    Without ``curve``, return None and no options.
+    """
     if not curve:
         return None, {}, {}
     return US.accepts(THEM, OTHER), THEM.as_client(US), OTHER.as_client(US)
