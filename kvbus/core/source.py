@@ -63,7 +63,7 @@ MAX_SKEW_S: Final = 5.0
 RECENT_S: Final = 600.0
 """Seconds without a refused message after which the finding about refused messages ends."""
 MIN_SKEWED: Final = 3
-"""Number of comparisons of the clocks in a row that must show a difference before a finding reports it."""
+"""Number of successive comparisons of kvbus's clock with the engine's that must differ before a finding reports it."""
 
 
 class Source:

@@ -146,7 +146,7 @@ HASH_FORMS: Final[dict[str, Callable[[Hash | None], int | str | None]]] = {"numb
 
 
 def medium_key(medium: str | UnsetType | None) -> str | None:
-    """Return a medium's key in the index; None if the medium is unknown.
+    """Return a medium's key in the index; None for a name that is not in :data:`MEDIA`.
 
     The key is the medium's name in upper case, and ``GPU`` for every name of the device. A missing medium means the
     device: vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM and the Dynamo mocker name no medium.

@@ -1,4 +1,7 @@
-"""Helpers of the interop tests: captures with the engine's true blocks, marker blocks, free ports and subprocesses."""
+"""Helpers of the interop tests: captures with the engine's true blocks, free ports, and subprocesses.
+
+Marker blocks, which the tests publish after a capture, show how far a router has read.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ class Blocks(Stage):
 
 
 class Nodes(Stage):
-    """Engines that announce the complete nodes of a radix tree. A page of tokens may be part of several nodes."""
+    """Engines that announce each node of a radix tree as one block, of any number of pages.
+
+    Several nodes may contain pages with the same tokens.
+    """
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)

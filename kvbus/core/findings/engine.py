@@ -415,7 +415,7 @@ INDEX_FULL: Final = problem(
 TOKENLESS: Final = problem(
     "tokenless",
     "{at}.endpoint",
-    "partial: the engine announced blocks without tokens, and no earlier event had them: no router gets these blocks",
+    "partial: the engine announced blocks whose tokens it has never sent. No router gets these blocks",
     "wait: the finding ends when {ends}",
 )
 STORES_REFUSED: Final = problem(
