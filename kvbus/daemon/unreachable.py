@@ -86,7 +86,7 @@ class Unreachable:
     def look(self) -> None:
         """Search for the reasons why sources have no connection, and for unconfigured ranks of connected engines.
 
-        Start the searches that are due. End the searches of sources that have connected or disconnected since then.
+        Start the searches that are due. End a search if its source has connected or disconnected since it began.
         """
         now = self._loop.time()
         for (slot, connected), (stream, search) in list(self._searches.items()):

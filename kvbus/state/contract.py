@@ -57,7 +57,7 @@ class Reserved(msgspec.Struct):
 
     @property
     def highest(self) -> int:
-        """The lowest seq that is not reserved on any stream. No stream has used this seq or a higher one."""
+        """The lowest seq that is above the reserved seqs of all streams. No stream has used it or a higher seq."""
         return max([self.floor, *(stream.number for stream in self.streams.values())])
 
     def raise_to(self, number: int) -> None:

@@ -338,7 +338,7 @@ class Contents(NamedTuple):
 
     Attributes:
         streams: number of streams with a reservation.
-        highest: the lowest seq that is not reserved on any stream.
+        highest: the lowest seq that is above the reserved seqs of all streams.
         slices: number of slices in the checkpoint.
         frames: number of frames in the write-ahead log after the checkpoint.
         synced: whether every commit has waited for the disk.

@@ -56,7 +56,7 @@ class Mark(NamedTuple):
     Attributes:
         writes: how often the database's row ``head`` was written (:class:`~kvbus.state.database.Head`).
         last: number of the last frame of the write-ahead log.
-        highest: the lowest seq that is not reserved on any stream.
+        highest: the lowest seq that is above the reserved seqs of all streams.
         given_up: whether a write to the database failed, so that the database has no valid state.
     """
 

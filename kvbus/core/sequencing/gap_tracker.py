@@ -207,7 +207,7 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def live_later(self, seq: int, payload: bytes) -> None:
-        """Keep a live batch in the reorder buffer, because not all earlier batches were certainly delivered."""
+        """Keep a live batch in the reorder buffer, because an earlier batch may not have been delivered yet."""
         self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 

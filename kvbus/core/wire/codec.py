@@ -293,6 +293,12 @@ def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event
     """Return the event struct for an event's fields.
 
     If a field has a bad value, return the reason to reject the event.
+
+    Args:
+        tag: the event's type, such as ``BlockStored``.
+        fields: the fields that the struct defines, as raw msgpack.
+        extras: the event's other fields. A store's fields with values of an unexpected type are added.
+        unknown: the names of unknown fields and values, to which the names of these fields are added.
     """
     for name in _REQUIRED[tag]:
         if name not in fields:

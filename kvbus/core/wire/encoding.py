@@ -183,7 +183,7 @@ def first_of_pairs(event: AnyEvent) -> AnyEvent:
 
 
 def without_adapter_key(event: AnyEvent) -> AnyEvent:
-    """Return a store whose extra keys do not include the name of its adapter.
+    """Return a store whose extra keys do not include the name of its LoRA adapter.
 
     vLLM puts that name first in the extra keys of each block.
     """
