@@ -39,7 +39,7 @@ Adapter = str | int | None
 
 
 class Shape(NamedTuple):
-    """The form of a worker's blocks: the number of tokens in a block, and whether a pair of tokens counts as one (EAGLE)."""
+    """The form of a worker's blocks: the number of tokens in a block, and whether two tokens count as one (EAGLE)."""
 
     size: int
     pairs: bool = False
@@ -398,7 +398,7 @@ _LENGTH: Final = Struct("<Q")
 def _root(lora: Adapter, shape: Shape) -> bytes:
     """Return the digest that a prompt's first block uses instead of a parent's prefix digest, because it has no parent.
 
-    It depends on the LoRA adapter, the number of tokens in a block, and whether a pair of tokens counts as one (EAGLE).
+    It depends on the LoRA adapter, the number of tokens in a block, and whether two tokens count as one (EAGLE).
     """
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
