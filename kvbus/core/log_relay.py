@@ -125,6 +125,9 @@ class LogRelay:
         source.see_rank(rank)
 
     def placed(self, slot: int) -> None:
-        """Give a new source the last rank that its slot's stream had, until a record of the log names the rank."""
+        """Give a new source the last rank of its slot's stream.
+
+        kvbus encodes the source's batches with this rank until a record of the log names a rank.
+        """
         for output in self._outputs:
             self._sources[slot].rank = output.streams[slot].rank
