@@ -147,7 +147,7 @@ class Feed:
 
     @property
     def names(self) -> list[str]:
-        """The name of this feed's workers, and the names of the workers of each topic's feed (see :meth:`of`)."""
+        """The name that all workers of this feed share, and the names of the feeds of its topics (see :meth:`of`)."""
         return [self._name, *(name for each in self._topics.values() for name in each.names)]
 
     def clear(self) -> None:

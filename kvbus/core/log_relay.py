@@ -3,7 +3,7 @@
 Two kvbus that read the same log publish the same batches under the same seqs, so a router may switch between them.
 Therefore kvbus never uses a seq of such a stream for a batch that is not in the log. If a router needs the state, it
 gets the log's records from the log's newest state on. A lease record serves as the heartbeat. A source is removed only
-after its stream has ended. docs/decisions/log.md explains why the result is exact.
+after its stream has ended. docs/decisions/log.md explains the design of the log.
 """
 
 from __future__ import annotations

@@ -277,7 +277,10 @@ class Outgoing:
                 output.view.take(source_slot, events, source.normalizer.index)
 
     def _fitted_of(self, source_slot: int) -> list[tuple[int, Output]]:
-        """Return the outputs whose routers need adapted batches and may read the source in ``source_slot``."""
+        """Return the outputs that may show the source in ``source_slot``, and whose routers need adapted batches.
+
+        These routers cannot read every batch unchanged; see :attr:`fitted`.
+        """
         return [(output_id, output) for output_id, output in self.fitted if source_slot not in output.hidden]
 
     def _publish_fit(

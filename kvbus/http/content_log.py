@@ -64,7 +64,10 @@ class ContentLog:
         self._next = 0.0
 
     def begin(self, caller: str, path: str) -> Reading:
-        """Record that the current task begins to send an answer to the client ``caller``, and return its counters."""
+        """Record that the current task begins to send an answer to the client ``caller``.
+
+        Return the object that counts the blocks and bytes of this answer.
+        """
         reading = Reading(caller, path)
         current.set(reading)
         self._open.add(reading)

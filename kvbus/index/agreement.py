@@ -45,8 +45,9 @@ class Agreement:
     def compare(self, named: Named, model_of: Callable[[Worker], str]) -> None:
         """Compare the hashes of all workers of a model for the same prompts.
 
-        Each block is compared with the block of the first worker in ``named`` that holds the same prompt. Log when two
-        workers begin to have different hashes, and when they have the same hashes again.
+        ``named`` has the hashes of each worker. Each block is compared with the block of the first worker in ``named``
+        that holds the same prompt. Log when two workers begin to have different hashes, and when they have the same
+        hashes again.
         """
         first: dict[tuple[str, bytes], tuple[Worker, Hash]] = {}
         pairs: Counter[tuple[Worker, Worker]] = Counter()

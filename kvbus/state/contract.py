@@ -34,7 +34,8 @@ class Stream(msgspec.Struct):
 
     Attributes:
         number: the lowest seq that is not reserved. The stream has used neither this seq nor a higher one.
-        slots: for a merged stream, the number of slots, from 0 on, whose blocks routers may hold.
+        slots: for a merged stream, the number of slots that it has ever had. Routers may hold blocks of a source in any
+            of these slots.
     """
 
     number: int = 0

@@ -135,9 +135,10 @@ class SqliteStore:
         self._lock.sync()  # even after a power cut, the lock file must show that this directory had a database
 
     def _go_on_empty(self, mark: Mark) -> None:
-        """Create an empty database, because an earlier process could not write its database. Keep the reservations.
+        """Create an empty database, because an earlier process failed to write to its database. Keep the reservations.
 
-        ``mark`` is the mark in the lock file.
+        They are read from the old database, if it is readable, and from ``mark``, the record in the lock file
+        (:class:`~kvbus.state.lock.Mark`).
         """
         try:
             self.reserved = self.database.open().reserved

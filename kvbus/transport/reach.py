@@ -336,7 +336,7 @@ class MissingConnection:
     def look(self, now: float) -> None:
         """Start an attempt to find out why the connection is missing.
 
-        Do nothing if the deadline has not passed, or if an attempt is running.
+        Do nothing before the time of the next attempt (:attr:`deadline`), or while an attempt is running.
         """
         if now < self.deadline or (self._looking is not None and not self._looking.done()):
             return

@@ -157,8 +157,9 @@ def removals_of(index: Index) -> list[AnyEvent]:
 def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
     """Yield the live blocks of an index as runs.
 
-    A run is a range ``[first, end)`` of a chunk's blocks, or of its sub-blocks if the chunk is reblocked. Each run has
-    the key of its table. Blocks that routers know already, because an index in ``known`` has them, are left out.
+    A chunk has the blocks of one store event. A run is a range ``[first, end)`` of a chunk's blocks, or of its
+    sub-blocks if the chunk is reblocked. Each run has the key of its table. Blocks that routers know already, because
+    an index in ``known`` has them, are left out.
     """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in in_order(index):

@@ -402,7 +402,10 @@ class Index:
 
 
 def chunks_of(table: Table) -> Iterator[Chunk]:
-    """Yield each chunk with live blocks once. The order is that of the chunks' first live blocks in the table."""
+    """Yield each chunk (the blocks of one store event) that has live blocks in the table.
+
+    Each chunk is yielded once. The order is that of the chunks' first live blocks in the table.
+    """
     last: Chunk | None = None
     first: Hash | None = None
     for block, chunk in table.blocks.items():

@@ -168,7 +168,7 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
 class _Window:
     """The runs of blocks of one group and medium that wait for the next block of their chain.
 
-    They are in the order of their first blocks.
+    They wait in lists, one for each chain. The lists are in the order in which they were begun.
     """
 
     def __init__(self) -> None:

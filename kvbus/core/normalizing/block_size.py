@@ -146,9 +146,9 @@ class BlockSizeDetector(msgspec.Struct):
         return bool(self.seen or self.proven)
 
     def teaches_nothing(self, size: int) -> bool:
-        """Return whether a store's only block is a tail block (the end of a prompt), if it has ``size`` tokens.
+        """Return whether a block of ``size`` tokens that is alone in its store is a tail block (the end of a prompt).
 
-        The size of a tail block does not show the size of complete blocks.
+        The detector learns nothing from a tail block, because its size is not that of complete blocks.
         """
         return size < (self.pinned or 0) or (self.numbered and size < self.size)
 

@@ -132,7 +132,11 @@ class Removals:
     # -- sending removals ----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Append the queued removals to the outgoing events, except removals of sub-blocks."""
+        """Append the queued removals to the outgoing events.
+
+        Removals of sub-blocks stay queued until the end of the batch (:meth:`flush_all`), because a later event of the
+        batch may store the sub-blocks again.
+        """
         if self._gone or not self._as_they_came:
             self._end_run({})
 

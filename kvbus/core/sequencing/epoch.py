@@ -393,7 +393,7 @@ class Epoch:
         self.tracker = GapTracker(buffer, self._stats, self._actions)
 
     def forget_history(self) -> None:
-        """Begin a new record of the batches before the known ones. In the new record, none of them is missing."""
+        """Forget which batches before the first known batch are missing. From now on, none of them is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 

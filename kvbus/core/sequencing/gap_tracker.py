@@ -214,7 +214,7 @@ class GapTracker:
     def replayed(self, seq: int, payload: bytes) -> None:
         """Deliver a batch of a replay answer, or keep it in the reorder buffer.
 
-        It was neither delivered nor in the buffer before.
+        Call it only for a batch that was not delivered and is not in the buffer.
         """
         if seq == self.next and not self.buffer:
             self._found_next(seq, payload)
@@ -326,9 +326,9 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def open(self) -> None:
-        """Count every absent batch as missing from now on.
+        """From now on, count every batch that has not arrived as missing (:attr:`synced`).
 
-        This includes the absent batches that the replay of the history should have brought.
+        Before, such batches are not counted, because kvbus may still read them in the replay of the epoch's history.
         """
         self.synced = True
         self.log_end = (self.buffer.last if self.buffer else self.next - 1) + 1

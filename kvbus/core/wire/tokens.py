@@ -61,7 +61,7 @@ def count_tokens(raw: Raw | bytes) -> int | Reason:
 
 
 def are_pairs(tokens: Raw | bytes) -> bool:
-    """Return whether the items of a msgpack array of tokens are EAGLE's pairs."""
+    """Return whether the tokens of a msgpack array are pairs of ids, as with EAGLE. Only the first token is checked."""
     raw = memoryview(tokens)
     at = _body_at(raw)
     return len(raw) > at and (raw[at] & 0xF0 == 0x90 or raw[at] in _BODY_AT)

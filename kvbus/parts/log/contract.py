@@ -153,7 +153,7 @@ class Reader(Protocol):
     async def take(self, seconds: float) -> list[Entry]:
         """Return the next records, in the order of each stream; an empty list if no record comes within ``seconds``.
 
-        If the log no longer has the records at the reading position, the oldest records that the log has come next.
+        If the log has deleted the records at the reading position, reading continues at the oldest record that is left.
 
         Raises:
             UnavailableError: the log failed. No record is skipped, and the call may be repeated.

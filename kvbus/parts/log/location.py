@@ -74,7 +74,7 @@ class Servers:
 
 @dataclass(frozen=True)
 class KafkaLocation(Servers):
-    """The servers of a log in Kafka. ``keys`` also has the name of the topic."""
+    """The servers of a log in Kafka. Besides TLS and authentication, ``keys`` has the name of the topic."""
 
     keys: KafkaServers = field(default_factory=KafkaServers)
 
@@ -110,7 +110,7 @@ class KafkaLocation(Servers):
 
 @dataclass(frozen=True)
 class NatsLocation(Servers):
-    """The servers of a log in NATS. The attribute ``keys`` also has the name of the JetStream stream."""
+    """The servers of a log in NATS. Besides TLS and authentication, ``keys`` has the name of the JetStream stream."""
 
     keys: NatsServers = field(default_factory=NatsServers)
 
@@ -124,7 +124,7 @@ class NatsLocation(Servers):
 class RedisLocation(Servers):
     """The servers of a log in Redis or Valkey.
 
-    The attribute ``keys`` also has the database and the prefix of the key names.
+    Besides TLS and authentication, ``keys`` has the database and the prefix of the key names.
     """
 
     keys: RedisServer = field(default_factory=RedisServer)

@@ -70,8 +70,9 @@ class NatsWriter:
     async def claim(self) -> None:
         """Store the pointer of the next epoch, and then append a message that fences the former writer.
 
-        The order of these steps decides between two writers that claim the stream at the same time. Each looks up the
-        newest record before it looks up the pointer. So the writer with the newer pointer also has the newer message.
+        If two writers claim the stream at the same time, that with the newer pointer must also have the newer message.
+        Therefore a writer looks up the newest message first, and then checks the pointer. If the other writer claims
+        the stream after this check, JetStream refuses this writer's message, as it does not follow the newest message.
         """
         while True:
             newest, _ = await newest_of(self._link, self._location.keys.stream, self._key)

@@ -354,7 +354,8 @@ class Pulled:
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
         """Return whether to reject a message, because it does not name the message that was read last on its subject.
 
-        The message is not rejected if the message that it names was deleted, or if enough consumers have delivered it.
+        The message is not rejected if the message that it names was deleted. It is not rejected either after
+        :data:`MOST_TIMES` consumers have delivered it, because then further consumers would not help.
 
         Args:
             at: the message's sequence.

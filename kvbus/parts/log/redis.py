@@ -181,10 +181,10 @@ class RedisWriter:
         """The error after which this writer must not append any more; None if there was none."""
 
     async def claim(self) -> None:
-        """Claim the stream: store a new token and the next epoch in the stream's hash.
+        """Claim the stream: store this writer's token and the next epoch in the Redis hash that belongs to the stream.
 
-        The old values of the hash are parsed here, because here an invalid value counts as 0. In the script, it would
-        be an error each time, and no writer could claim the stream.
+        This method, not the Lua script :data:`CLAIM`, parses the old values of the hash. It counts an invalid value as
+        0. In the script, an invalid value would be an error each time, and no writer could claim the stream.
         """
         former, floor = self._former.get(self._key, (0, START))
         moved = True

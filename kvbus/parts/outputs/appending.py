@@ -100,10 +100,7 @@ class StateDue:
         return paid or self.trimmed or now - self._state_at >= self._every
 
     def overdue(self, now: float) -> bool:
-        """Return whether the newest state is overdue.
-
-        It is if it is older than the maximum time between two states plus :data:`OVERDUE` seconds.
-        """
+        """Return whether the newest state is overdue: older than the time between two states plus :data:`OVERDUE`."""
         return now - self._written_at > self._every + OVERDUE
 
     def looks(self, now: float) -> bool:

@@ -298,7 +298,8 @@ class _Open:
     def read_text(self, value: bytes) -> None:
         """Remember ``value`` as the text that was read last in this array or map.
 
-        If the text is a key of the map or the tag of an event, it decides the roles of the values that follow.
+        If the text is a key of the map or the tag of an event, it shows what the following values are, and so how they
+        are anonymized (their roles).
         """
         if self.name is not None:
             if self._at & 1:

@@ -291,7 +291,10 @@ class Session:
         self._received = received
 
     def seal(self, data: bytes) -> bytes:
-        """Encrypt complete encoded frames, each in a separate MESSAGE."""
+        """Encrypt encoded ZMTP frames, and return one MESSAGE command for each frame.
+
+        ``data`` has only complete frames.
+        """
         sealed: list[bytes] = []
         position, end = 0, len(data)
         while position < end:

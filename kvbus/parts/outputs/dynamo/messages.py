@@ -268,7 +268,7 @@ class Numbering:
         """
 
     def connection(self) -> Connection:
-        """Return an object that counts the event ids of a new connection."""
+        """Return an object that numbers the events of a new connection, and translates its messages."""
         return Connection(self)
 
 

@@ -62,9 +62,10 @@ class Other(NamedTuple):
 
 
 def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str) -> dict[str, bytes]:
-    """Return the two discovery records of one stream, by path: the record of its source, and that of its channel.
+    """Return the two records of one stream in Dynamo's discovery, by path.
 
-    They are written in this order, because a router that finds the channel has to know the source already.
+    The first record (``EventSource``) names the worker and the rank. The second one (``EventChannel``) has the stream's
+    endpoint. They are written in this order, because a router that finds the channel has to know the source already.
 
     Args:
         scope: the Dynamo endpoint that the worker serves.

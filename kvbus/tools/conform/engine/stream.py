@@ -105,8 +105,8 @@ class Blocks:
     """The live blocks that a reader holds if it applies all events in order.
 
     Attributes:
-        complete: whether no batch is missing since the epoch began or since all blocks were cleared. If it is true, a
-            block that is not in this object is not live.
+        complete: whether every batch has arrived since the epoch began or since all blocks were cleared. If it is true,
+            a block that is not in this object is not live.
         stored_again: number of stores of blocks that were already live. A caller may set it to 0.
         clears: number of AllBlocksCleared events.
     """
@@ -425,7 +425,8 @@ class Stream:
     def _number(self, message: Message, *, connected: bool) -> bool:
         """Judge the seq of a batch. Return False if the batch is a repetition.
 
-        ``connected`` says whether the connection has stayed open since the previous batch.
+        ``connected`` says whether the connection has stayed open since the previous batch. If it has, the publisher
+        breaks clause 3.3 if the seqs go back to a seq other than 0.
         """
         ledger, expected, rejoined = self._ledger, self.expected or 0, self._rejoined
         self._rejoined = False
