@@ -30,7 +30,7 @@ class Lifetimes:
     """The blocks of one source that can expire, with the time at which the engine last stored each of them.
 
     Time advances in steps of a 64th of ``seconds``, so a block may expire up to one step too early. The steps save
-    work: within a step, kvbus updates the blocks of a chain once, even if the engine stores many blocks after it.
+    work: if the engine stores several descendants of a block within one step, kvbus updates the block's time only once.
 
     Args:
         media: the media whose blocks expire.

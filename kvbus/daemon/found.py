@@ -236,7 +236,7 @@ _REMEDIES: Final = {
 
 
 def left_out_findings(config: Config, left_out: Mapping[tuple[str, str], str]) -> list[Finding]:
-    """Return a finding for each ``sources`` entry with found engines that are not sources.
+    """Return a finding for each ``sources`` entry whose discovery has found engines that kvbus leaves out.
 
     Args:
         config: the configuration without found engines.

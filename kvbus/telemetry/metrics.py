@@ -149,7 +149,10 @@ class Exposition:
         self._others = PlatformCollector(registry=None), ProcessCollector(registry=None)
 
     def read(self) -> Generator[None, None, Readings]:
-        """Read all sources, `AT_ONCE` of them per step, and then all outputs. Return the readings for `render`."""
+        """Read all sources and then all outputs. Return the readings for `render`.
+
+        The generator yields after every `AT_ONCE` sources, so that the caller can do other work.
+        """
         sources: list[SourceReading] = []
         for _, source in read_sources(self._observed.relay):
             sources.append(source)

@@ -100,7 +100,10 @@ class Layer(MutableMapping[Hash, Chunk]):
 
 
 def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
-    """Merge the changes of all layers into the dictionary at the bottom. Return that dictionary."""
+    """Merge the changes of all layers of a copy-on-write overlay into the dictionary under them.
+
+    ``top`` is the highest layer, or the dictionary if there is no layer. Return the dictionary.
+    """
     if not isinstance(top, Layer):
         return top
     base: MutableMapping[Hash, Chunk] = merged(top.below)

@@ -86,7 +86,7 @@ class _Walk:
                     yield from self._with_ancestors((chunk, first, end))
 
     def _with_ancestors(self, part: _Part) -> list[_Part]:
-        """Mark a run and those ancestors that were not visited before as visited. Return these runs, ancestors first.
+        """Return a run after those of its ancestors that were not visited before, and mark all of them as visited.
 
         The function also ends if the parents form a cycle.
         """

@@ -52,7 +52,7 @@ class Clears:
 
     @property
     def tiers_unknown(self) -> bool:
-        """Whether the stream has named another tier after kvbus had presumed that a clear emptied every tier.
+        """Whether kvbus presumed that a clear emptied every tier, but the stream named a further tier later.
 
         Then kvbus does not know which blocks that tier held at the clear.
         """

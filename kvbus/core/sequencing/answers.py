@@ -170,7 +170,7 @@ class OpenRequest(msgspec.Struct):
 def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) -> tuple[int, int]:
     """Return the first seq to request, and the seq of the last delivered batch, which the answer has to contain.
 
-    The second value is -1 if the answer need not contain a certain batch.
+    The second value is -1 if the answer is not compared with a delivered batch.
     """
     if purpose is Purpose.HISTORY:
         return 0, -1

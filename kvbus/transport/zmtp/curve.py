@@ -130,7 +130,7 @@ class Server:
 
     Args:
         keys: kvbus's keys and the allow-list.
-        role: kvbus's role.
+        role: kvbus's socket type, and the socket types that the peer may have.
     """
 
     name = b"CURVE"
@@ -210,7 +210,7 @@ class Client:
 
     Args:
         keys: kvbus's keys and the peer's public key.
-        role: kvbus's role.
+        role: kvbus's socket type, and the socket types that the peer may have.
     """
 
     name = b"CURVE"

@@ -117,7 +117,7 @@ class Endpoint:
     """The connections of one endpoint, in the running event loop.
 
     Args:
-        role: kvbus's role at the endpoint.
+        role: kvbus's socket type at the endpoint, and the socket types that the peers may have.
         handler: receives the events of the peers.
         settings: limits and timeouts.
         refused: called for each connection that does not become a peer; None for no call.
@@ -345,7 +345,7 @@ class Listener(Endpoint):
 
 
 def _descriptors() -> int:
-    """Return the number of the first file descriptor that a listener refuses for a connection.
+    """Return the lowest file descriptor with which a listener refuses a connection.
 
     The system always assigns the lowest free number, so a high number means that few descriptors are free.
     """

@@ -102,7 +102,7 @@ class Null:
     """The mechanism without security: both sides send a READY with their properties, the dialling side first.
 
     Args:
-        role: kvbus's role.
+        role: kvbus's socket type, and the socket types that the peer may have.
         accepting: True if kvbus has accepted the connection, False if it has dialled.
     """
 

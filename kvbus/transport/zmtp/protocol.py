@@ -167,7 +167,7 @@ class Protocol:
     """kvbus's side of one ZMTP connection, without I/O.
 
     Args:
-        role: kvbus's role.
+        role: kvbus's socket type, and the socket types that the peer may have.
         accepting: True if kvbus has accepted the connection, False if it has dialled.
         limits: limits for the data that the peer may send.
         publisher_limits: the limits for a peer that publishes, if the role is EITHER.

@@ -401,7 +401,7 @@ def _number(frames: Frames) -> bytes:
 
 
 def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
-    """Convert a test vector to a case. A batch that is only in the vector's replay answer becomes a lost batch.
+    """Convert a test vector to a case. A batch that is only in the vector's replay answer is lost in the live stream.
 
     Unless ``small`` is true, small hashes are made larger by `wide`.
     """
