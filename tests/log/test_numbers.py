@@ -355,7 +355,7 @@ def test_an_aggregator_uses_a_seq_only_for_a_record() -> None:
     (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (7).to_bytes(8, "big")]), 0.0)
     assert isinstance(command, AnswerReplay)
     # the configuration allows no replay with such seqs
-    with pytest.raises(AssertionError, match="for the log's records"):
+    with pytest.raises(AssertionError, match="repeats the records of a log"):
         list(command.answer.messages())
     events: list[RelayEvent] = [
         Started(1.0),
