@@ -32,7 +32,7 @@ MAX_LISTENERS: Final = 16
 """Maximum number of clients of ``/events``. Further requests get the status 503."""
 
 MAX_FOLLOWERS: Final = 4
-"""Maximum number of clients of ``/events`` that get the batches of an output. Further requests get the status 503."""
+"""Maximum number of clients of ``/events`` that get batches, of all outputs together. Further requests get a 503."""
 
 PART: Final = 32
 """Maximum number of events of one batch that kvbus sends to a client in one iteration of the event loop."""

@@ -132,8 +132,8 @@ class StateWriter:
         relay.keep_records(keep=True)
         try:
             if self._loaded and not self._distrusted:
-                # The reservations are unchanged. But with them the store writes the head of the database, and that must
-                # have this boot's id and whether commits wait for the disk.
+                # The reservations are unchanged. But writing them also writes the head of the database, which must
+                # contain this boot's id and whether commits wait for the disk.
                 self._store.reserve(self._store.reserved)
             else:
                 self._begin_checkpoint(without_pause=True)

@@ -1,9 +1,12 @@
 """A helper process that forks `kvbus run` on command: ``python -m tests.doubles.nursery CONFIG LOG_BYTES``.
 
-It reads commands from stdin and writes a line to stdout for each. ``start`` forks a kvbus and answers ``started``.
-``kill`` sends SIGKILL to the kvbus. It answers with the signal that ended the process. If the process had ended by
-itself before, it answers with minus the exit code. ``exhaust`` raises MemoryError in the main thread of kvbus, and
-answers in the same way. At the end of stdin the helper process ends, and its kvbus with it.
+CONFIG is kvbus's configuration file. LOG_BYTES is the size of the write-ahead log in bytes after which a new checkpoint
+may begin.
+
+The process reads commands from stdin and writes a line to stdout for each. ``start`` forks a kvbus and answers
+``started``. ``kill`` sends SIGKILL to the kvbus. It answers with the signal that ended the process. If the process had
+ended by itself before, it answers with minus the exit code. ``exhaust`` raises MemoryError in the main thread of kvbus,
+and answers in the same way. At the end of stdin the helper process ends, and its kvbus with it.
 """
 
 from __future__ import annotations

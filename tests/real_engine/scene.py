@@ -134,7 +134,7 @@ class Scene:
         await self.bus.process.close()
 
     async def flowing(self, updates: int) -> None:
-        """Wait until the routers that were connected from the start have read ``updates`` more updates."""
+        """Wait until the routers that were connected from the start have together read ``updates`` more updates."""
         end = sum(router.updates for router in self._early) + updates
 
         async def arrived() -> bool:

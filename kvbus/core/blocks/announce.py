@@ -108,7 +108,7 @@ class StoreEventBuilder:
         """
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
-        """Return the store events that announce the blocks of these pieces, one event for each piece."""
+        """Return one store event for each piece, which announces the blocks of the piece (see :data:`Piece`)."""
         events: list[AnyEvent] = []
         for piece in pieces:
             self.put(events, piece)

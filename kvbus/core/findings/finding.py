@@ -1,4 +1,7 @@
-"""The types of findings, and the current findings of one source, of one router or of the bus."""
+"""The classes of findings, and the current findings of one source, of one router or of the bus.
+
+A finding is a fact that is or may be a problem, with its remedy.
+"""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ class Normalizer:
     def _clear(self, run: Iterable[Step], clears: int) -> int:
         """Apply consecutive AllBlocksCleared events of a batch.
 
-        ``clears`` is the number of earlier clears in the batch that name no medium. If there was one, another
-        such clear removes the blocks that the first one left on tiers other than the device. Return ``clears`` plus the
-        number of such clears in ``run``, for the next call.
+        vLLM's AllBlocksCleared without a medium clears only the device. If vLLM also resets its other tiers, it sends a
+        second one in the same batch. ``clears`` is the number of earlier AllBlocksCleared without a medium in the batch.
+        Return it plus their number in ``run``, for the next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             everything = clears_all(event)

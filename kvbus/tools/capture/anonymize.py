@@ -158,9 +158,9 @@ class Pseudonyms:
         return left << low | right
 
     def _digits(self, domain: bytes, digits: list[int], sizes: Sequence[int]) -> list[int]:
-        """Return the list that replaces ``digits`` in a permutation of lists in which digit i is below ``sizes[i]``.
+        """Return the pseudonym of ``digits``: a list of the same length, whose digit i is also below ``sizes[i]``.
 
-        ``domain`` selects the permutation.
+        Two different lists never get the same pseudonym. ``domain`` selects one of many such mappings.
         """
         found: list[int] = []
         for at in range(0, len(digits), _CHUNK):
