@@ -88,8 +88,8 @@ class Normalizer:
         """Apply consecutive AllBlocksCleared events of a batch.
 
         vLLM's AllBlocksCleared without a medium clears only the device. If vLLM also resets its other tiers, it sends a
-        second one in the same batch. ``clears`` is the number of earlier AllBlocksCleared without a medium in the batch.
-        Return it plus their number in ``run``, for the next call.
+        second one in the same batch. ``clears`` is the number of earlier AllBlocksCleared without a medium in this
+        batch. Return it plus their number in ``run``, for the next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             everything = clears_all(event)
