@@ -397,14 +397,13 @@ class Outgoing:
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
         """Send an empty batch on the stream that a heartbeat record of the write-ahead log names."""
         output_id, stream_slot = record.output, record.stream
-        self.wall = max(self.wall, record.wall)
         output = self._outputs[output_id]
         stream = output.streams[stream_slot]
         payload = stream.journal.beat
         if payload is None:
             source = self._source_of(output, stream_slot)
-            payload = encode(stream.wire, [], record.wall, 0 if source is None else output.rank_of(stream_slot, source))
-            stream.beat_ts = record.wall
+            payload = encode(stream.wire, [], record.ts, 0 if source is None else output.rank_of(stream_slot, source))
+            stream.beat_ts = record.ts
         output.stats.heartbeats += 1
         self._send(output_id, stream_slot, payload, 0, now)
 

@@ -62,14 +62,11 @@ class Reannounced(msgspec.Struct, tag=4, array_like=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
-    """kvbus sends an empty batch on one stream of an output.
-
-    ``wall`` is the time of day that the batch has as ``ts``.
-    """
+    """kvbus sends an empty batch with this ``ts`` on one stream of an output."""
 
     output: int
     stream: int
-    wall: float
+    ts: float
 
 
 class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):

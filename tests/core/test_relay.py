@@ -141,6 +141,13 @@ class TestHeartbeats:
         assert script >> tick() >> tick(0.6) >> live(0, A, source=1, rank=1) << publish(0, A, stream=1)
         assert script >> tick(0.5) << publish(0, stream=0) >> tick(0.6) << publish(1, stream=1, rank=1)
 
+    def test_an_engines_wrong_clock_changes_no_heartbeat_of_another_stream(self):
+        script = Script(heartbeat=1.0, ranks=(0, 1))
+        assert script >> tick() >> live(0, A, ts=9000.0) << publish(0, A)
+        assert (
+            script >> tick(1.1, wall=500.0) << publish(1, ts=9000.0, rank=0) << publish(0, stream=1, ts=500.0, rank=1)
+        )
+
     def test_a_merged_stream_without_sources_sends_heartbeats(self):
         relay = Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, heartbeat=1.0)])
         relay.handle(Tick(500.0), 0.0)
