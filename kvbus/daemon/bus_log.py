@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.finding import Finding, Findings
-from kvbus.daemon.found import left_out_findings
+from kvbus.daemon.found import found_findings
 from kvbus.daemon.source_log import Report, log_changes
 from kvbus.telemetry.readings import RouterKey, read_routers
 
@@ -86,4 +86,5 @@ class BusLog:
                 yield catalogue.DISCOVERY_FAILS(at=at, name=source.name, why=stats.failing)
             elif not stats.engines and age > FIRST_ANSWER_S:
                 yield catalogue.NO_ENGINE_FOUND(at=at, where=f'the discovery "{source.name}" lists no engine')
-        yield from left_out_findings(self._daemon.configured, self._daemon.discovery.left_out)
+        discovery = self._daemon.discovery
+        yield from found_findings(self._daemon.configured, discovery.found, discovery.left_out)

@@ -169,9 +169,14 @@ class Discovery:
                 entry.disconnected.set()
         self._away = away
 
+    @property
+    def found(self) -> dict[str, Listed]:
+        """The engines that each ``sources`` entry has found, by the entry's name."""
+        return {name: entry.found for name, entry in self._entries.items()}
+
     def preview(self, config: Config) -> Config:
         """Return a configuration in which the engines found so far are sources."""
-        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._present).config
+        return with_found(config, self.found, self._present).config
 
     @property
     def _present(self) -> set[str]:
@@ -245,9 +250,7 @@ class Discovery:
         daemon = self._daemon
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
-        outcome = with_found(
-            self._daemon.configured, {name: entry.found for name, entry in self._entries.items()}, self._present
-        )
+        outcome = with_found(self._daemon.configured, self.found, self._present)
         self._show_left_out(outcome.left_out)
         try:
             change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open, daemon.placement)

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, topic_for
-from kvbus.core.findings.bus import ENGINE_LEFT_OUT
+from kvbus.core.findings.bus import ENGINE_INVALID, ENGINE_LEFT_OUT
 from kvbus.core.findings.finding import Finding
 from kvbus.parts.discovery.contract import Engine
 from kvbus.state.reservations import SeqReservations
 
 log = logging.getLogger("kvbus.daemon.discovery")
 
-LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint", "same_topic")
+LEFT_OUT: Final = ("invalid", "max_sources", "same_name", "same_endpoint", "same_topic")
 """The possible reasons why a found engine is not a source."""
+
+MAX_INVALID: Final = 20
+"""Maximum number of faulty engines of one ``sources`` entry that have a finding each."""
 
 
 @dataclass(slots=True)
@@ -38,10 +41,19 @@ class Listed:
     leaving: dict[str, float] = field(default_factory=dict)
 
     def take(self, engines: Iterable[Engine], leave_at: float) -> None:
-        """Update the engines to the newest list. Engines that are missing from the list are removed at ``leave_at``."""
-        now = {engine.name: engine for engine in sorted(engines, key=_order, reverse=True)}
+        """Update the engines to the newest list. Engines that are missing from the list are removed at ``leave_at``.
+
+        While an engine has a fault, the ranks that it had before stay, because the list does not say that they ended.
+        """
+        now = {
+            engine.name: _with_earlier(engine, self.engines.get(engine.name))
+            for engine in sorted(engines, key=_order, reverse=True)
+        }
         for name in self.engines.keys() - now.keys():
-            self.leaving.setdefault(name, leave_at)
+            if self.engines[name].publishers:
+                self.leaving.setdefault(name, leave_at)
+            else:
+                del self.engines[name]
         for name in now:
             self.leaving.pop(name, None)
         self.engines |= now
@@ -50,6 +62,16 @@ class Listed:
         """Remove the engines whose time of removal is ``now`` or earlier."""
         for name in [name for name, at in self.leaving.items() if at <= now]:
             del self.leaving[name], self.engines[name]
+
+
+def _with_earlier(engine: Engine, earlier: Engine | None) -> Engine:
+    if not engine.faults or earlier is None or not earlier.publishers:
+        return engine
+    if not engine.publishers:
+        return replace(earlier, faults=engine.faults)
+    ranks = {each.rank: each for each in (*earlier.publishers, *engine.publishers)}
+    size = max(engine.size, earlier.size)
+    return replace(engine, publishers=tuple(ranks[rank] for rank in sorted(ranks)), size=size)
 
 
 def _order(engine: Engine) -> tuple[str, str]:
@@ -74,7 +96,8 @@ def with_found(config: Config, found: Mapping[str, Listed], present: Container[s
     """Add the found engines to a configuration as sources.
 
     If several engines have the same name, endpoint or topic, only one of them becomes a source. An engine with more
-    ranks than ``limits.max_sources`` leaves room for is left out, too. The order of preference is:
+    ranks than ``limits.max_sources`` leaves room for is left out, and so is an engine without a valid rank. The order
+    of preference is:
 
     1. Engines on the newest list come before engines that are missing from it. A missing engine may be the same process
        as a listed one, under its former name.
@@ -136,6 +159,8 @@ class _Room:
     def refusal(self, engine: Engine) -> str | None:
         """Return the reason why an engine cannot become a source; None if it can."""
         ranks = engine.publishers
+        if engine.faults and not ranks:
+            return "invalid"
         endpoints = {publisher.endpoint for publisher in ranks}
         topics = [topic for publisher in ranks for topic in self._topics_of(engine.name, publisher.rank)]
         if engine.name in self._names:
@@ -155,16 +180,11 @@ class _Room:
             self._topics.update(self._topics_of(engine.name, publisher.rank))
 
 
-def _labels(name: str, ranks: Sequence[int]) -> list[str]:
-    return [f"{name}/{rank}" for rank in ranks] if len(ranks) > 1 else [name]
-
-
 def _is_present(engine: Engine, present: Container[str]) -> bool:
-    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in present
+    return any(label in present for label in engine.labels)
 
 
 def _source(template: SourceConfig, engine: Engine) -> FoundSource:
-    labels = _labels(engine.name, [publisher.rank for publisher in engine.publishers])
     first = engine.publishers[0]
     return FoundSource.model_construct(
         **{
@@ -173,7 +193,7 @@ def _source(template: SourceConfig, engine: Engine) -> FoundSource:
             "discover": None,
             "endpoint": first.endpoint,
             "replay_endpoint": first.replay_endpoint,
-            "data_parallel_size": len(labels),
+            "data_parallel_size": max(engine.size, len(engine.publishers)),
             "topic": template.topic or engine.topic or "",
             "api": engine.api,
             "ranks": tuple(
@@ -222,9 +242,10 @@ class FoundFile:
         return {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}
 
     def keep(self, found: FoundEngines) -> None:
-        """Save the found engines for the next process."""
+        """Save the found engines for the next process, without their faults."""
         if self._searches:
-            self._reservations.keep(_STATE_KEY, msgspec.json.encode(found))
+            sound = {name: [replace(engine, faults=()) for engine in engines] for name, engines in found.items()}
+            self._reservations.keep(_STATE_KEY, msgspec.json.encode(sound))
 
 
 _REMEDIES: Final = {
@@ -235,19 +256,35 @@ _REMEDIES: Final = {
 }
 
 
-def left_out_findings(config: Config, left_out: Mapping[tuple[str, str], str]) -> list[Finding]:
-    """Return a finding for each ``sources`` entry whose discovery has found engines that kvbus leaves out.
+def found_findings(
+    config: Config, found: Mapping[str, Listed], left_out: Mapping[tuple[str, str], str]
+) -> list[Finding]:
+    """Return the findings about found engines: those with invalid values, and those that kvbus leaves out.
 
     Args:
         config: the configuration without found engines.
+        found: the engines of each ``sources`` entry, by the entry's name.
         left_out: the reasons, by the name of the entry and the name of the engine. See :class:`Outcome`.
     """
     positions = {source.name: index for index, source in enumerate(config.sources)}
-    engines: dict[str, dict[str, str]] = {}
-    for (entry, engine), reason in left_out.items():
-        engines.setdefault(entry, {})[engine] = reason
     findings = []
-    for entry, reasons in engines.items():
+    for entry, listed in found.items():
+        faulty = [each for name, each in sorted(listed.engines.items()) if each.faults and name not in listed.leaving]
+        for engine in faulty[:MAX_INVALID]:
+            more = len(engine.faults) - 1
+            facts = {
+                "at": f"sources[{positions[entry]}].discover, {engine.name}",
+                "name": entry,
+                "engine": engine.name,
+                "problem": engine.faults[0],
+                "more": f" (and {more:,} more)" if more else "",
+            }
+            findings.append(ENGINE_INVALID(**facts))
+    by_entry: dict[str, dict[str, str]] = {}
+    for (entry, name), reason in left_out.items():
+        if reason != "invalid":
+            by_entry.setdefault(entry, {})[name] = reason
+    for entry, reasons in by_entry.items():
         causes = sorted(set(reasons.values()))
         facts = {"reason": ", ".join(causes), "do": "; ".join(_REMEDIES[each] for each in causes)}
         at = f"sources[{positions[entry]}].discover"

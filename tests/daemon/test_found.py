@@ -9,9 +9,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbus.common.errors import Problem
 from kvbus.config import Config, load
 from kvbus.core.findings.finding import Findings
-from kvbus.daemon.found import Listed, left_out_findings, with_found
+from kvbus.daemon.found import Listed, found_findings, with_found
 from kvbus.daemon.placement import Placement, assign_slots
 from kvbus.parts.discovery.contract import Engine, Publisher
 
@@ -101,6 +102,40 @@ def test_two_engines_with_one_name_give_the_same_result_in_any_order():
     assert listed(*pair).engines == listed(*reversed(pair)).engines
 
 
+FAULT = Problem("annotation kvbus/port", "must be between 1 and 65535", "70000", "5557")
+
+
+def test_an_engine_whose_entry_becomes_invalid_keeps_its_ranks():
+    was = listed(engine("pod", "tcp://a:1", "tcp://a:2"))
+    was.take([engine("pod", faults=(FAULT,)), engine("other", faults=(FAULT,))], 10.0)
+    made = with_found(config("workers"), {"workers": was}, ("pod/0", "pod/1"))
+    assert labels(made.config) == ["pod/0", "pod/1"]
+    assert made.left_out == {("workers", "other"): "invalid"}
+    said = [each.key for each in found_findings(config("workers"), {"workers": was}, made.left_out)]
+    assert said == ["sources[0].discover, other", "sources[0].discover, pod"]
+    was.take([engine("pod", "tcp://b:1", faults=(FAULT,), size=2)], 20.0)
+    assert [each.endpoint for each in was.engines["pod"].publishers] == ["tcp://b:1", "tcp://a:2"]
+    assert set(was.engines) == {"pod"}, "an engine that was never a source leaves at once"
+    was.take([engine("pod", "tcp://b:1", "tcp://b:2")], 30.0)
+    assert [each.endpoint for each in was.engines["pod"].publishers] == ["tcp://b:1", "tcp://b:2"]
+    assert found_findings(config("workers"), {"workers": was}, {}) == []
+
+
+def test_a_rank_beside_an_invalid_one_has_the_label_that_it_keeps():
+    was = listed(engine("pod", "tcp://a:1", faults=(FAULT,), size=2))
+    assert labels(with_found(config("workers"), {"workers": was}, ()).config) == ["pod/0"]
+
+
+def test_twenty_invalid_engines_have_a_finding_each():
+    was = listed(*(engine(f"pod-{n}", faults=(FAULT, FAULT)) for n in range(30)))
+    said = found_findings(config("workers"), {"workers": was}, {})
+    assert len(said) == len({each.key for each in said}) == 20
+    assert str(said[0]).startswith(
+        "the discovery workers finds pod-0 with an invalid value: annotation kvbus/port = 70000: must be between 1 and "
+        "65535; for example 5557 (and 1 more) [sources[0].discover, pod-0]: "
+    )
+
+
 def test_present_engines_stay_if_max_sources_is_reached():
     found = {"one": listed(engine("b", "tcp://b:1"), engine("a", "tcp://a:1")), "two": listed(engine("c", "tcp://c:1"))}
     made = with_found(config("one", "two", room=2), found, ("c",))
@@ -112,7 +147,7 @@ def test_another_order_of_omitted_engines_does_not_change_the_finding():
     rules, findings = config("one"), Findings()
     for now, names in enumerate(("ab", "ba", "cab")):
         left_out = {("one", name): "max_sources" for name in names}
-        changes = findings.update(left_out_findings(rules, left_out), float(now))
+        changes = findings.update(found_findings(rules, {}, left_out), float(now))
         assert [each.word for each in changes] == ["begins"][now:], names
     (finding,) = findings.standing
     assert finding.text == "kvbus does not read 3 of the discovered engines (reason max_sources)"

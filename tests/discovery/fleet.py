@@ -139,7 +139,7 @@ class DiscoveringBus:
         return 0 if view is None else view.clears
 
 
-def write(path: Path, workers: list[dict[str, Any]]) -> None:
+def write(path: Path, workers: list[Any]) -> None:
     """Replace a file with a list of engines atomically, by a rename."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(workers))

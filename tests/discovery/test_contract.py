@@ -145,6 +145,56 @@ async def test_a_discoverer_counts_ports_up_for_ranks_that_the_engine_does_not_n
         )
 
 
+async def test_an_invalid_entry_hides_no_other_engine_and_is_a_finding(world):
+    """One entry is invalid: kvbus reads the other engine, and a finding names the entry, its value and a valid one.
+
+    Once the entry is valid, the finding ends. If the entry becomes invalid again, its engine stays a source.
+    """
+    good, bad = (Worker(label, number) for number, label in enumerate(world.pair(), 1))
+    places = {}
+    for worker in (good, bad):
+        await worker.start()
+        places[worker.name] = Address(worker.host, *worker.ports)
+    world.have(places)
+    value = world.spoil(bad.name)
+    bus = DiscoveringBus({world.kind: world.settings}, discovery_grace=0)
+
+    def findings() -> list[str]:
+        return [str(each) for each in bus.daemon.findings]
+
+    def invalid() -> bool:
+        name = world.name(1) if world.one else bad.name
+        said = f"the discovery workers finds {name} with an invalid value: "
+        return any(said in each and value in each and "; for example " in each for each in findings())
+
+    async with running(bus):
+        await bus.sources(good.name)
+        await eventually(invalid, "the finding")
+        assert not bus.stats.failing
+        world.have(places)
+        await bus.sources(good.name, bad.name)
+        await eventually(lambda: findings() == [], "the end of the finding")
+        world.spoil(bad.name)
+        await eventually(invalid, "the finding, again")
+        await bus.exact(good, bad)
+        assert bus.clears(good.name) == bus.clears(bad.name) == 0
+    for worker in (good, bad):
+        await worker.stop()
+
+
+async def test_a_port_without_room_for_all_ranks_is_a_fault_of_its_engine_only(world):
+    if world.says_ranks:
+        pytest.skip("the engine says its ranks")
+    world.have({world.name(1): world.place(1), world.name(2): Address("127.0.0.1", 65535, 7021)})
+    async with watching(world, ranks=2) as watched:
+        found = await watched.next()
+    (fault,) = found[world.name(2)].faults
+    assert "65535" in str(fault)
+    assert "; for example " in str(fault)
+    assert found[world.name(2)].publishers == found[world.name(1)].faults == ()
+    assert len(found[world.name(1)].publishers) == 2
+
+
 async def test_a_closed_discoverer_has_no_task_socket_or_file(world):
     set_engines(world, 1)
     tasks, descriptors = asyncio.all_tasks(), count_descriptors()

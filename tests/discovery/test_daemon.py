@@ -218,6 +218,25 @@ async def test_a_restarted_kvbus_begins_with_its_discovered_engines_if_discovery
         await worker.stop()
 
 
+async def test_a_file_may_name_an_engine_twice_or_not_at_all(file):
+    """The first entry with a name is the engine. A finding names each entry that is not used."""
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, ["x", {"name": "pod-1", "endpoint": "nowhere"}, one.entry, {**one.entry, "endpoint": "tcp://a:1"}])
+    async with running(DiscoveringBus(file_discovery(file))) as bus:
+        await bus.sources("pod-1")
+        await eventually(lambda: len(bus.daemon.findings) == 3, "three findings")
+        said = sorted(each.text.partition("invalid value: ")[2] for each in bus.daemon.findings)
+        assert (
+            said[0] == "[0] = 'x': must be a mapping of keys; for example {name: pod-a, endpoint: tcp://10.0.0.3:5557}"
+        )
+        assert said[1].startswith("[1].endpoint = 'nowhere': ")
+        assert said[2] == "[3].name = pod-1: another entry of the list has this name; for example pod-1-2"
+        assert bus.stats.left_out["invalid"] == 3
+        await bus.exact(one)
+    await one.stop()
+
+
 async def test_kvbus_logs_one_line_about_many_engines_beyond_max_sources(file, caplog):
     write(file, [{"name": f"pod-{n:03}", "endpoint": f"tcp://127.0.0.1:{n + 1}"} for n in range(500)])
     async with running(DiscoveringBus(file_discovery(file), limits={"max_sources": 1})) as bus:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, Services
 from tests.discovery.fleet import DiscoveringBus, Worker, running
 from tests.doubles.bus import eventually
 from tests.ports import free_port, free_ports
@@ -156,8 +156,10 @@ async def test_an_engine_stays_a_source_if_dns_fails_for_its_host(server):
 
     async with watching(server, port=None) as watched:
         server.answer = answer
-        with pytest.raises(DiscoveryError, match=r"A of b\.engines\.test\."):
-            await watched.next()
+        found = await watched.next()
+    assert found["a"].publishers == (Publisher(0, "tcp://10.0.0.1:1"),)
+    (problem,) = found["b"].faults
+    assert str(problem).startswith("address = b.engines.test.: A of b.engines.test.: ")
 
 
 async def test_each_host_of_srv_records_is_an_engine_and_each_port_a_rank(server):

@@ -65,19 +65,20 @@ def test_vllms_answer_may_map_ranks_to_publishers():
             Publisher(1, "tcp://10.0.0.3:40125", "tcp://10.0.0.3:40126"),
         ),
         "kv",
+        (),
     )
 
 
 @pytest.mark.parametrize("answer", [VLLM_LIST, {"sources": VLLM_LIST}])
 def test_vllms_answer_may_be_a_list_of_publishers(answer):
-    assert of_vllm(answer, HOST) == ((Publisher(0, "tcp://10.0.0.1:5557", None),), "")
+    assert of_vllm(answer, HOST) == ((Publisher(0, "tcp://10.0.0.1:5557", None),), "", ())
 
 
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", "127.0.0.1", "localhost"])
 def test_wildcard_and_loopback_endpoints_mean_the_host_of_the_api(host):
-    (publisher,), _ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], HOST)
+    (publisher,), *_ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], HOST)
     assert publisher == Publisher(0, "tcp://10.0.0.3:5557", None)
-    (publisher,), _ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], "fd00::1")
+    (publisher,), *_ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], "fd00::1")
     assert publisher.endpoint == "tcp://[fd00::1]:5557"
 
 
@@ -87,7 +88,7 @@ def test_discovered_ranks_are_in_numeric_order():
         "2": {"endpoint": "tcp://a:2"},
         "1": {"publisher": "null", "endpoint": "x"},
     }
-    ranks, _ = of_vllm(answer, HOST)
+    ranks, *_ = of_vllm(answer, HOST)
     assert [publisher.rank for publisher in ranks] == [2, 10]
 
 
@@ -98,7 +99,7 @@ def test_ranks_with_different_topics_have_no_common_topic():
 
 @pytest.mark.parametrize("answer", [{}, [], {"sources": []}])
 def test_vllm_without_publishers_has_no_ranks(answer):
-    assert of_vllm(answer, HOST) == ((), None)
+    assert of_vllm(answer, HOST) == ((), None, ())
 
 
 def test_each_rank_of_sglang_has_its_own_port():
@@ -108,6 +109,7 @@ def test_each_rank_of_sglang_has_its_own_port():
             Publisher(1, "tcp://10.0.0.3:5558", "tcp://10.0.0.3:5601"),
         ),
         "kv",
+        (),
     )
 
 
@@ -115,7 +117,7 @@ def test_each_rank_of_sglang_has_its_replay_on_its_own_host():
     """Ranks of an SGLang engine are on different hosts. kvbus requests each rank's replay from the rank's own host."""
     publishers = [{"dp_rank": 1, "endpoint": "tcp://10.0.0.9:5558"}]
     answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
-    ranks, _ = of_sglang(answer, HOST)
+    ranks, *_ = of_sglang(answer, HOST)
     assert ranks[1] == Publisher(1, "tcp://10.0.0.9:5558", "tcp://10.0.0.9:5601")
     assert ranks[0].endpoint == "tcp://10.0.0.3:5557"
 
@@ -139,16 +141,17 @@ def test_an_sglang_node_gives_only_its_own_ranks():
             Publisher(3, "tcp://10.0.0.3:5560", "tcp://10.0.0.3:5603"),
         ),
         "kv",
+        (),
     )
     replays = [{**each, "replay_endpoint": f"tcp://*:{5800 + each['dp_rank']}"} for each in here]  # type: ignore[operator]
-    ranks, _ = of_sglang({"kv_events": of_all_nodes, "kv_event_sources": replays}, HOST)
+    ranks, *_ = of_sglang({"kv_events": of_all_nodes, "kv_event_sources": replays}, HOST)
     assert [each.replay_endpoint for each in ranks] == ["tcp://10.0.0.3:5802", "tcp://10.0.0.3:5803"]
 
 
 def test_sglang_without_publishers_has_no_ranks():
-    assert of_sglang({"kv_events": None}, HOST) == ((), None)
-    assert of_sglang({"kv_events": None, "kv_event_sources": None}, HOST) == ((), None)
-    assert of_sglang({**SGLANG_023, "kv_event_sources": []}, HOST) == ((), None)
+    assert of_sglang({"kv_events": None}, HOST) == ((), None, ())
+    assert of_sglang({"kv_events": None, "kv_event_sources": None}, HOST) == ((), None, ())
+    assert of_sglang({**SGLANG_023, "kv_event_sources": []}, HOST) == ((), None, ())
 
 
 @pytest.mark.parametrize(
@@ -156,14 +159,7 @@ def test_sglang_without_publishers_has_no_ranks():
     [
         1,
         "x",
-        [1],
-        {"0": 1},
-        {"x": {"endpoint": "tcp://a:1"}},
-        {"-1": {"endpoint": "tcp://a:1"}},
-        [{}],
-        [{"endpoint": "inproc://kv"}],
-        [{"endpoint": "tcp://a:99999"}],
-        [{"endpoint": "tcp://a:1", "replay_endpoint": 5}],
+        None,
     ],
 )
 def test_an_invalid_answer_of_vllm_is_refused(answer):
@@ -180,15 +176,54 @@ def test_an_invalid_answer_of_vllm_is_refused(answer):
         {"kv_events": 1},
         {"kv_events": {"dp_size": "x", "endpoint_port_base": 1}},
         {"kv_events": {"dp_size": 10**9, "endpoint_port_base": 1}},
-        {"kv_events": {"dp_size": 2, "endpoint_port_base": 65535}},
         {"kv_events": {"dp_size": 1}},
-        {"kv_events": None, "kv_event_sources": [1]},
         {"kv_events": None, "kv_event_sources": "tcp://a:1"},
     ],
 )
 def test_an_invalid_answer_of_sglang_is_refused(answer):
     with pytest.raises(DiscoveryError, match=r"\S"):
         of_sglang(answer, HOST)
+
+
+@pytest.mark.parametrize(
+    ("read", "answer", "key"),
+    [
+        (of_vllm, [1], "entry [0]"),
+        (of_vllm, {"x": 1}, "entry [0]"),
+        (of_vllm, {"x": {"endpoint": "tcp://a:1"}}, "entry [0]"),
+        (of_vllm, {"-1": {"endpoint": "tcp://a:1"}}, "entry [0]"),
+        (of_vllm, [{}], "endpoint of rank 0"),
+        (of_vllm, [{"endpoint": "inproc://kv"}], "endpoint of rank 0"),
+        (of_vllm, [{"endpoint": "tcp://a:99999"}], "endpoint of rank 0"),
+        (of_vllm, [{"endpoint": "tcp://a:1", "replay_endpoint": 5}], "replay_endpoint of rank 0"),
+        (of_sglang, {"kv_events": None, "kv_event_sources": [1]}, "entry [0]"),
+        (of_sglang, {"kv_events": {"dp_size": 1, "endpoint_port_base": 0}}, "endpoint of rank 0"),
+        (
+            of_sglang,
+            {"kv_events": {"dp_size": 1, "endpoint_port_base": 1, "replay_endpoint_port_base": 0}},
+            "replay_endpoint of rank 0",
+        ),
+    ],
+)
+def test_a_rank_with_an_invalid_value_is_a_fault(read, answer, key):
+    found = read(answer, HOST)
+    assert found.publishers == ()
+    assert [each.key for each in found.faults] == [key]
+    (engine,) = found.engines("workers", "here")
+    assert (engine.faults, engine.size) == (found.faults, 1)
+
+
+def test_the_other_ranks_of_an_engine_are_found_beside_an_invalid_one():
+    found = of_vllm({"0": {"endpoint": "tcp://a:1"}, "1": {"endpoint": "tcp://a:99999"}}, HOST)
+    assert found.publishers == (Publisher(0, "tcp://a:1"),)
+    wrong = "the port must be between 1 and 65535; for example tcp://10.0.0.3:5557"
+    assert [str(each) for each in found.faults] == [f"endpoint of rank 1 = 'tcp://a:99999': {wrong}"]
+    assert found.engines("workers", "here")[0].labels == ["workers/0"]
+    found = of_sglang({"kv_events": {"dp_size": 2, "endpoint_port_base": 65535}}, HOST)
+    assert found.publishers == (Publisher(0, "tcp://10.0.0.3:65535"),)
+    twice = of_vllm([{"endpoint": "tcp://a:1"}, {"endpoint": "tcp://a:2"}], HOST)
+    assert twice.publishers == (Publisher(0, "tcp://a:1"),)
+    assert [str(each) for each in twice.faults] == ["entry [1]: an earlier entry has rank 0, too"]
 
 
 @pytest.mark.parametrize("publishers", [5, True, {"0": {"dp_rank": 0, "endpoint": "tcp://a:1"}}])

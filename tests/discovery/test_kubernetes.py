@@ -35,7 +35,15 @@ def endpoints(engines: tuple[Engine, ...]) -> dict[str, list[tuple[str, str | No
 
 
 def endpoints_by_pod(*pods: dict[str, Any], ports: Ports = PORTS) -> dict[str, list[tuple[str, str | None]]]:
-    return endpoints(of_pods(pods, ports, "here")[0])
+    return endpoints(of_pods(pods, ports, "here"))
+
+
+def fault(one: dict[str, Any], ports: Ports = PORTS) -> str:
+    """Return the fault of the engine in a pod."""
+    (engine,) = of_pods([one], ports, "here")
+    assert engine.publishers == ()
+    (problem,) = engine.faults
+    return str(problem)
 
 
 # -- objects ------------------------------------------------------------------------------------------------------------
@@ -66,9 +74,18 @@ def test_annotations_of_a_pod_override_the_settings():
 
 
 @pytest.mark.parametrize("ranks", ["0", "x", "-1", "4097", "1e3", "", "99999999999"])
-def test_an_invalid_number_of_ranks_in_an_annotation_is_an_error(ranks):
-    with pytest.raises(DiscoveryError, match="pod a: annotation kvbus/data-parallel-size is"):
-        endpoints_by_pod(pod("a", "10.0.0.1", annotations={"kvbus/data-parallel-size": ranks}))
+def test_an_invalid_number_of_ranks_in_an_annotation_is_a_fault(ranks):
+    said = fault(pod("a", "10.0.0.1", annotations={"kvbus/data-parallel-size": ranks}))
+    wrong = """must be a whole number from 1 to 4096; for example "2\""""
+    assert said == f"annotation kvbus/data-parallel-size = {ranks!r}: {wrong}"
+
+
+@pytest.mark.parametrize("port", ["0", "65535", "99999999"])
+@pytest.mark.parametrize("note", ["kvbus/port", "kvbus/replay-port"])
+def test_a_port_in_an_annotation_needs_room_for_all_ranks(note, port):
+    said = fault(pod("a", "10.0.0.1", annotations={note: port, "kvbus/data-parallel-size": "2"}))
+    wrong = "must be between 1 and 65534, because the 2 ranks have consecutive ports; for example 555"
+    assert said.startswith(f"annotation {note} = {port[:6]}: {wrong}")
 
 
 def test_a_port_may_be_a_number_or_belong_to_a_native_sidecar():
@@ -91,11 +108,11 @@ def test_the_port_setting_must_be_a_name_or_an_integer(port: object) -> None:
         KubernetesSettings.model_validate({"selector": "app=engine", "port": port})
 
 
-def test_kubernetes_discovery_names_pods_without_the_port():
-    assert of_pods([pod("a", "10.0.0.1"), pod("b", "10.0.0.2")], Ports("other", "kv-replay", 1), "here") == (
-        (),
-        ["a", "b"],
-    )
+def test_a_pod_without_the_port_is_a_fault():
+    said = fault(pod("a", "10.0.0.1"), Ports("other", "kv-replay", 1))
+    assert said.startswith("port = other: the pod has no port of this name, only kv-events, kv-replay; if the pod is")
+    said = fault(pod("a", "10.0.0.1", annotations={"kvbus/port": "x"}))
+    assert said.startswith("annotation kvbus/port = x: the pod has no port of this name, only kv-events, kv-replay;")
 
 
 # -- the watch ----------------------------------------------------------------------------------------------------------
@@ -195,13 +212,6 @@ async def test_a_forbidden_list_is_reported_with_the_message_of_the_api(server, 
     async with watching(server, tmp_path) as watched:
         with pytest.raises(DiscoveryError, match='pods in default: 403 pods is forbidden: User "kvbus" cannot list it'):
             await watched.next()
-
-
-async def test_pods_without_the_port_are_logged_once(server, tmp_path, caplog):
-    server.put(pod("a", "10.0.0.1"))
-    async with watching(server, tmp_path, port="other") as watched:
-        assert await watched.next() == set()
-    assert caplog.text.count("pods without port other are not treated as engines: a") == 1
 
 
 async def test_kubernetes_discovery_reports_a_missing_namespace_or_server(server, tmp_path, monkeypatch):

@@ -65,6 +65,13 @@ class World(ABC):
         """Let exactly these engines exist, by name."""
 
     @abstractmethod
+    def spoil(self, name: str) -> str:
+        """Let the entry of this engine be invalid until the next :meth:`have`, and return the invalid value.
+
+        In a world with one engine, ``name`` is one of its ranks, as in :meth:`have`.
+        """
+
+    @abstractmethod
     def fail(self) -> None:
         """Let the file or server give no answers, or invalid answers."""
 
@@ -84,6 +91,10 @@ class World(ABC):
         """Return the name under which kvbus finds the engine with this number."""
         return f"pod-{number}"
 
+    def pair(self) -> tuple[str, str]:
+        """Return the labels of two engines or, in a world with one engine, of two of its ranks."""
+        return (f"{self.name(1)}/0", f"{self.name(1)}/1") if self.one else (self.name(1), self.name(2))
+
 
 class FileWorld(World):
     kind = "file"
@@ -102,6 +113,11 @@ class FileWorld(World):
             for name, at in engines.items()
         ]
         self.heal()
+
+    def spoil(self, name: str) -> str:
+        self.text = [each | {"data_parallel_size": "auto"} if each["name"] == name else each for each in self.text]
+        self.heal()
+        return "auto"
 
     def fail(self) -> None:
         self.path.unlink()
@@ -146,6 +162,13 @@ def dns_world(directory: Path) -> World:
                 records.setdefault((f"_replay._tcp.{self.domain}.", "SRV"), []).append(f"0 50 {at.replay_port} {host}")
             self.server.records = records
 
+        def spoil(self, name: str) -> str:
+            key, end = (f"_kv._tcp.{self.domain}.", "SRV"), f" {name}.{self.domain}."
+            records = self.server.records
+            bad = [f"0 50 0{end}" if each.endswith(end) else each for each in records[key]]
+            self.server.records = {**records, key: bad}
+            return "port in the SRV record = 0"
+
         def fail(self) -> None:
             self.server.rcode = dns.rcode.SERVFAIL
 
@@ -165,7 +188,7 @@ class HttpWorld(World):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.port = free_port()
-        self.answer: object = {}
+        self.answer: Any = {}
         self.broken = False
 
     async def _handle(self, _request: web.Request) -> web.Response:
@@ -200,6 +223,11 @@ class HttpWorld(World):
             for rank, at in enumerate(engines.values())
         }
 
+    def spoil(self, name: str) -> str:
+        rank = name.rpartition("/")[2]
+        self.answer = {**self.answer, rank: {**self.answer[rank], "endpoint": "tcp://*:99999"}}
+        return "tcp://*:99999"
+
     def fail(self) -> None:
         self.broken = True
 
@@ -233,6 +261,12 @@ class KubernetesWorld(World):
             self.server.delete(name)
         for name, at in engines.items():
             self.server.put(pod(name, at.host, at.port, at.replay_port))
+
+    def spoil(self, name: str) -> str:
+        made = self.server.objects[name]
+        notes = {"kvbus/data-parallel-size": "auto"}
+        self.server.put({**made, "metadata": {**made["metadata"], "annotations": notes}})
+        return "auto"
 
     def fail(self) -> None:
         self.server.status = 503
@@ -302,6 +336,11 @@ def grpc_world(directory: Path) -> World:
                 for rank, at in enumerate(engines.values())
             ]
             self.heal()
+
+        def spoil(self, name: str) -> str:
+            self.sources[int(name.rpartition("/")[2])]["endpoint"] = "tcp://*:99999"
+            self.heal()
+            return "tcp://*:99999"
 
         def fail(self) -> None:
             self.nodes[1].answer = b""

@@ -111,6 +111,14 @@ OWN: dict[str, dict[str, Any]] = {
     "log_away": {**OUTPUT, "name": "kafka.password_file", "where": "kafka-0:9092", "why": "authentication failed"},
     "no_engine_found": {**DISCOVER, "where": 'the discovery "workers" lists no engine'},
     "discovery_fails": DISCOVER,
+    "engine_invalid": {
+        "at": "sources[0].discover, pod-1",
+        "name": "workers",
+        "engine": "pod-1",
+        "problem": """annotation kvbus/data-parallel-size = 'auto': must be a whole number from 1 to 4096; """
+        """for example "2\"""",
+        "more": "",
+    },
     "engine_left_out": {**DISCOVER, "do": "raise limits.max_sources"},
     "log_other_schema": {**DISCOVER, "name": "fleet"},
     "state_not_written": {"where": "/var/lib/kvbus", "why": "No space left on device"},

@@ -61,6 +61,17 @@ async def test_doctor_reports_a_discovery_that_lists_no_engine(file):
     assert findings["sources[0].discover"].startswith(said_first)
 
 
+async def test_doctor_reports_an_invalid_entry_beside_a_valid_one(file):
+    good, bad = ({"name": f"pod-{n}", "endpoint": f"tcp://127.0.0.1:{free_port()}"} for n in (1, 2))
+    write(file, [good, bad | {"data_parallel_size": "auto"}])
+    findings, seen = await findings_of(file)
+    assert findings["sources[0].discover, pod-2"].startswith(
+        "the discovery workers finds pod-2 with an invalid value: [1].data_parallel_size = 'auto': must be a whole "
+        "number; for example 1 ["
+    )
+    assert any(line.startswith("sources[0].endpoint pod-1: ") or "pod-1" in line for line in seen)
+
+
 async def test_doctor_reports_an_engine_beyond_max_sources(file):
     write(file, [{"name": f"pod-{n}", "endpoint": f"tcp://127.0.0.1:{free_port()}"} for n in (1, 2)])
     findings, _ = await findings_of(file, max_sources=1)

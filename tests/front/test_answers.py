@@ -40,7 +40,7 @@ def kvbus_publishers(*ranks: int, replay: bool = True) -> tuple[Publisher, ...]:
 def test_the_front_names_kvbus_in_vllms_answer(answer: Any, replay: bool) -> None:
     ranks = (0, 1) if answer is VLLM_033 else (0,)
     got = of_vllm(answer, offers(0, 1, replay=replay))
-    assert read_of_vllm(got, "nobody") == (kvbus_publishers(*ranks, replay=replay), "")
+    assert read_of_vllm(got, "nobody") == (kvbus_publishers(*ranks, replay=replay), "", ())
     assert type(got) is type(answer)
 
 
@@ -54,7 +54,7 @@ def test_the_front_keeps_the_rest_of_vllms_answer() -> None:
 
 
 def test_the_front_makes_an_answer_for_an_engine_without_the_path() -> None:
-    assert read_of_vllm(of_kvbus(offers(1, 0)), "nobody") == (kvbus_publishers(0, 1), "")
+    assert read_of_vllm(of_kvbus(offers(1, 0)), "nobody") == (kvbus_publishers(0, 1), "", ())
 
 
 @pytest.mark.parametrize("replay", [True, False])
@@ -62,7 +62,7 @@ def test_the_front_names_kvbus_in_sglangs_answer(replay: bool) -> None:
     """The host in the answer stays a wildcard, which for a router means the host in the worker's URL."""
     got = of_sglang(SGLANG_023, offers(0, 1, replay=replay))
     assert got["kv_events"]["endpoint_host"] == "*"
-    assert read_of_sglang(got, HOST) == (kvbus_publishers(0, 1, replay=replay), "")
+    assert read_of_sglang(got, HOST) == (kvbus_publishers(0, 1, replay=replay), "", ())
     assert {**got, "kv_events": None} == {**SGLANG_023, "kv_events": None}
     assert got["kv_events"]["block_size"] == 64
 
@@ -77,7 +77,11 @@ def test_the_front_replaces_every_endpoint_in_sglangs_answer() -> None:
         {"dp_rank": 1, "endpoint": f"tcp://{HOST}:6001", "replay_endpoint": f"tcp://{HOST}:7001", "topic": ""}
     ]
     assert got["kv_event_sources"][0]["endpoint"] == f"tcp://{HOST}:6003"
-    assert read_of_sglang(got, "nobody") == (kvbus_publishers(3), "")  # the list determines the ranks, not `dp_size`
+    assert read_of_sglang(got, "nobody") == (
+        kvbus_publishers(3),
+        "",
+        (),
+    )  # the list determines the ranks, not `dp_size`
 
 
 def test_an_engine_without_a_number_of_ranks_has_one_rank() -> None:
@@ -96,7 +100,7 @@ def test_the_front_of_one_of_several_nodes_names_only_its_own_ranks(ranks: tuple
     got = of_sglang({"kv_events": described, "kv_event_sources": listed}, offers(*ranks))
     assert [each["endpoint"] for each in got["kv_event_sources"]] == [f"tcp://{HOST}:{6000 + rank}" for rank in ranks]
     assert (got["kv_events"]["dp_size"], got["kv_events"]["endpoint_port_base"]) == (4, 6000)
-    assert read_of_sglang(got, HOST) == (kvbus_publishers(*ranks), "")
+    assert read_of_sglang(got, HOST) == (kvbus_publishers(*ranks), "", ())
 
 
 @pytest.mark.parametrize("answer", [{"version": "0.5.23"}, {"kv_events": None}, {"kv_event_sources": []}, [], "x"])

@@ -108,6 +108,15 @@ DISCOVERY_FAILS: Final = problem(
     "correct the settings under discover, or repair the service that they name; kvbus keeps asking",
     "kvbus does not find new engines.",
 )
+ENGINE_INVALID: Final = problem(
+    "engine_invalid",
+    "{at}",
+    "the discovery {name} finds {engine} with an invalid value: {problem}{more}",
+    "correct the value where the discovery reads it",
+    "Routers get no block of an engine or rank whose entry is invalid. An engine that was found before stays a source "
+    "at its former address. At most 20 engines of a discovery have a finding each; `kvbus_discovery_left_out` with the "
+    "reason `invalid` counts all.",
+)
 ENGINE_LEFT_OUT: Final = problem(
     "engine_left_out",
     "{at}",

@@ -14,7 +14,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
+from kvbus.common.errors import Problem
 from kvbus.config import endpoint_offset
+from kvbus.config.endpoints import MAX_PORT
 from kvbus.config.values import Section
 from kvbus.core.events import RelayEvent
 
@@ -27,6 +29,18 @@ class DiscoveryError(Exception):
 
     The error's text is for the operator.
     """
+
+
+class EntryError(Exception):
+    """The entry of one engine, or of one rank, has an invalid value. The other entries of the answer are not affected.
+
+    Args:
+        problem: the invalid value. Its ``key`` says where the operator finds the value, such as an annotation of a pod.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,10 @@ class Engine:
         where: a description of the place where the engine was found, for the operator.
         topic: the ZeroMQ topic under which the engine publishes; None if the discoverer does not know it.
         api: the base URL of the engine's own HTTP API; None if the discoverer does not know it.
+        faults: the invalid values in the entries of this engine, for the operator. A rank with an invalid value is
+            missing from ``publishers``. While an engine has a fault, kvbus keeps the engine's earlier ranks.
+        size: the number of the engine's ranks, including those with an invalid value; 0 if the discoverer does not
+            know it. Without faults it is not needed.
     """
 
     name: str
@@ -62,6 +80,14 @@ class Engine:
     where: str
     topic: str | None = None
     api: str | None = None
+    faults: tuple[Problem, ...] = ()
+    size: int = 0
+
+    @property
+    def labels(self) -> list[str]:
+        """The label of each rank in :attr:`publishers`, as metrics have it."""
+        several = max(self.size, len(self.publishers)) > 1
+        return [f"{self.name}/{each.rank}" if several else self.name for each in self.publishers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +123,9 @@ class Discoverer(Protocol):
         """Yield the complete set of engines: first as soon as it is known, then each time it may have changed.
 
         An empty set means that there is no engine. If the discoverer cannot find out the set, it raises an error. The
-        daemon then keeps the previous set, and calls ``watch`` again later. The generator never ends by itself. Once it
-        is closed, it holds no resources. Each of its requests has a timeout.
+        daemon then keeps the previous set, and calls ``watch`` again later. An engine whose entry is invalid is in the
+        set, with its :attr:`Engine.faults`, and does not hide the other engines. The generator never ends by itself.
+        Once it is closed, it holds no resources. Each of its requests has a timeout.
 
         Raises:
             DiscoveryError: the discoverer cannot find out the set now.
@@ -148,19 +175,46 @@ def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[
         ranks: the number of ranks.
 
     Raises:
-        DiscoveryError: an endpoint is not valid, or a port would be above 65535.
+        EntryError: an endpoint is not valid, or a port would be above 65535.
     """
-    try:
-        return tuple(
-            Publisher(
-                rank,
-                endpoint_offset(endpoint, rank),
-                None if replay_endpoint is None else endpoint_offset(replay_endpoint, rank),
-            )
-            for rank in range(ranks)
+    return tuple(
+        Publisher(
+            rank,
+            _offset("endpoint", endpoint, rank),
+            None if replay_endpoint is None else _offset("replay_endpoint", replay_endpoint, rank),
         )
+        for rank in range(ranks)
+    )
+
+
+def _offset(key: str, endpoint: str, rank: int) -> str:
+    try:
+        return endpoint_offset(endpoint, rank)
     except ValueError as error:
-        raise DiscoveryError(str(error)) from error
+        raise EntryError(Problem(key, str(error), endpoint, "tcp://10.0.0.3:5557")) from error
+
+
+def publishers_at(
+    host: str, port: int, replay_port: int | None, ranks: int, keys: tuple[str, str] = ("port", "replay_port")
+) -> tuple[Publisher, ...]:
+    """Return the endpoints of all ranks of an engine on a host, computed from the ports of rank 0.
+
+    Args:
+        host: the engine's host: a name or an address.
+        port: the port of rank 0's live stream.
+        replay_port: the port of rank 0's replay; None if the engine offers no replay.
+        ranks: the number of ranks.
+        keys: the places from which the two ports come, for the operator.
+
+    Raises:
+        EntryError: the port of some rank would not be between 1 and 65535.
+    """
+    for key, each, example in zip(keys, (port, replay_port), ("5557", "5558"), strict=True):
+        if each is not None and not 1 <= each <= MAX_PORT + 1 - ranks:
+            why = f", because the {ranks} ranks have consecutive ports" if ranks > 1 else ""
+            raise EntryError(Problem(key, f"must be between 1 and {MAX_PORT + 1 - ranks}{why}", str(each), example))
+    base = f"tcp://{host_in_url(host)}"
+    return publishers(f"{base}:{port}", None if replay_port is None else f"{base}:{replay_port}", ranks)
 
 
 def fitting_name(text: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Final
 
 import dns.asyncresolver
@@ -21,20 +22,23 @@ import dns.nameserver
 import dns.resolver
 from pydantic import model_validator
 
+from kvbus.common.errors import Problem
 from kvbus.config.endpoints import parse_address
 from kvbus.config.values import Int, Seconds, Section, Text, key
 from kvbus.parts.discovery.contract import (
     DiscoveryError,
     Engine,
+    EntryError,
     Publisher,
     Services,
     fitting_name,
-    host_in_url,
-    publishers,
+    publishers_at,
 )
 
 LIFETIME: Final = 5.0
 """Timeout in seconds of one look-up, including all servers and all attempts."""
+AT_ONCE: Final = 64
+"""Maximum number of hosts whose addresses are looked up at the same time."""
 MAX_TTL: Final = 300.0
 """Maximum time in seconds between two look-ups, even if the TTL of the records is longer."""
 
@@ -131,6 +135,7 @@ class DnsDiscoverer:
             self._ttl = 0.0
             return ()
         except dns.exception.DNSException as error:
+            self._ttl = 0.0
             raise DiscoveryError(f"{kind} of {name}: {error}") from error
         self._ttl = min(self._ttl, answer.chaining_result.minimum_ttl)
         return tuple(answer.rrset or ())
@@ -143,31 +148,59 @@ class DnsDiscoverer:
         return []
 
     async def _by_address(self, resolver: dns.asyncresolver.Resolver) -> tuple[Engine, ...]:
-        settings = self._settings
-        return tuple(
-            Engine(
-                fitting_name(address),
-                publishers(
-                    f"tcp://{host_in_url(address)}:{settings.port}",
-                    None if settings.replay_port is None else f"tcp://{host_in_url(address)}:{settings.replay_port}",
-                    self._services.data_parallel_size,
-                ),
-                f"dns {settings.name}",
-            )
-            for address in await self._addresses_of(resolver, settings.name)
-        )
+        settings, where = self._settings, f"dns {self._settings.name}"
+        found = []
+        for address in await self._addresses_of(resolver, settings.name):
+            name = fitting_name(address)
+            try:
+                size = self._services.data_parallel_size
+                ranks = publishers_at(address, settings.port or 0, settings.replay_port, size)
+                found.append(Engine(name, ranks, where))
+            except EntryError as error:
+                found.append(Engine(name, (), where, faults=(error.problem,)))
+        return tuple(found)
 
     async def _by_srv(self, resolver: dns.asyncresolver.Resolver) -> tuple[Engine, ...]:
         settings = self._settings
         live = await self._ports(resolver, settings.name)
         replay = {} if settings.replay_name is None else await self._ports(resolver, settings.replay_name)
-        addresses = {host: await self._addresses_of(resolver, host) for host in live}
-        self._addresses = {
-            host: kept if (kept := self._addresses.get(host)) in found else found[0]
-            for host, found in addresses.items()
-            if found
-        }
-        return tuple(self._engine(host, live[host], replay.get(host, [])) for host in self._addresses)
+        self._addresses = {host: at for host, at in self._addresses.items() if host in live}
+        turns = asyncio.Semaphore(AT_ONCE)
+        engines = [self._engine(resolver, turns, host, live[host], replay.get(host, [])) for host in live]
+        return tuple(each for each in await asyncio.gather(*engines) if each is not None)
+
+    async def _engine(
+        self,
+        resolver: dns.asyncresolver.Resolver,
+        turns: asyncio.Semaphore,
+        host: str,
+        live: list[int],
+        replay: list[int],
+    ) -> Engine | None:
+        """Return the engine on a host that SRV records list; None if the host has no address.
+
+        Args:
+            resolver: the resolver with the DNS servers.
+            turns: limits the number of look-ups at the same time.
+            host: the host's DNS name.
+            live: the ports of its live streams; see :meth:`_ranks`.
+            replay: the ports of its replays.
+        """
+        name, where = self._settings.name, f"dns {self._settings.name}, host {host.rstrip('.')}"
+        try:
+            async with turns:
+                addresses = await self._addresses_of(resolver, host)
+            if not addresses:
+                self._addresses.pop(host, None)
+                return None
+            if self._addresses.get(host) not in addresses:
+                self._addresses[host] = addresses[0]
+            return Engine(fitting_name(_short(host, name)), self._ranks(self._addresses[host], live, replay), where)
+        except DiscoveryError as error:
+            problem = Problem("address", str(error), host)
+        except EntryError as error:
+            problem = error.problem
+        return Engine(fitting_name(_short(host, name)), (), where, faults=(problem,))
 
     async def _ports(self, resolver: dns.asyncresolver.Resolver, name: str) -> dict[str, list[int]]:
         """Return the ports of each host in a name's SRV records, in ascending order. Each port belongs to one rank."""
@@ -177,28 +210,26 @@ class DnsDiscoverer:
                 found.setdefault(record.target.to_text(), set()).add(record.port)
         return {host: sorted(ports) for host, ports in sorted(found.items())}
 
-    def _engine(self, host: str, live: list[int], replay: list[int]) -> Engine:
-        """Return the engine on a host that SRV records list.
+    def _ranks(self, host: str, live: list[int], replay: list[int]) -> tuple[Publisher, ...]:
+        """Return the publishers of the engine on a host that SRV records list.
 
         Args:
-            host: the host's DNS name.
+            host: the host's address.
             live: the ports of its live streams. If there are several, each is the port of one rank, in order. If there
                 is one, it is the port of rank 0, and the port of rank r is this port plus r.
             replay: the ports of its replays, in the same order; empty if there are no SRV records of replays.
         """
         settings = self._settings
-        base = f"tcp://{host_in_url(self._addresses[host])}"
         if not replay and settings.replay_port is not None:
             replay = [settings.replay_port + rank for rank in range(len(live))]
+        keys = "port in the SRV record", "replay port"
         if len(live) == 1:
-            back = f"{base}:{replay[0]}" if replay else None
-            ranks = publishers(f"{base}:{live[0]}", back, self._services.data_parallel_size)
-        else:
-            ranks = tuple(
-                Publisher(rank, f"{base}:{port}", f"{base}:{replay[rank]}" if len(replay) == len(live) else None)
-                for rank, port in enumerate(live)
-            )
-        return Engine(fitting_name(_short(host, settings.name)), ranks, f"dns {settings.name}, host {host.rstrip('.')}")
+            back = replay[0] if replay else None
+            return publishers_at(host, live[0], back, self._services.data_parallel_size, keys)
+        pairs = zip(live, replay if len(replay) == len(live) else [None] * len(live), strict=True)
+        return tuple(
+            replace(publishers_at(host, port, back, 1, keys)[0], rank=rank) for rank, (port, back) in enumerate(pairs)
+        )
 
 
 def _short(host: str, name: str) -> str:

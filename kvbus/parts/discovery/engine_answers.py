@@ -20,19 +20,36 @@ SGLang's answer may also have ``"kv_event_sources": [{"dp_rank": 0, "endpoint": 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from kvbus.config import endpoint_offset, parse_endpoint
-from kvbus.parts.discovery.contract import DiscoveryError, Publisher, host_in_url
+from kvbus.common.errors import Problem
+from kvbus.config import parse_endpoint
+from kvbus.config.problems import shown
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, EntryError, Publisher, host_in_url
 
-Answer = tuple[tuple[Publisher, ...], str | None]
-"""The parsed answer of an engine: a tuple of its publishers and their common topic.
 
-The publishers are empty if the engine publishes no events. The topic is None if the publishers' topics differ.
-"""
+class Answer(NamedTuple):
+    """The parsed answer of an engine.
+
+    Attributes:
+        publishers: the valid publishers, in ascending order of the ranks; empty if the engine publishes no events.
+        topic: the publishers' common topic; None if their topics differ.
+        faults: the invalid values in the answer, one for each rank that has one.
+    """
+
+    publishers: tuple[Publisher, ...]
+    topic: str | None
+    faults: tuple[Problem, ...] = ()
+
+    def engines(self, name: str, where: str, api: str | None = None) -> tuple[Engine, ...]:
+        """Return a tuple with the engine that the answer describes; an empty one if the engine publishes no events."""
+        size = len(self.publishers) + len(self.faults)
+        return (Engine(name, self.publishers, where, self.topic, api, self.faults, size),) if size else ()
+
 
 MAX_RANKS: Final = 4096
 """Maximum number of ranks that an engine's answer may list."""
+_EXAMPLE: Final = '{"data_parallel_rank": 0, "endpoint": "tcp://10.0.0.3:5557"}'
 _RANK: Final = ("data_parallel_rank", "dp_rank")
 
 
@@ -50,9 +67,14 @@ def of_vllm(answer: Any, host: str) -> Answer:
         answer = answer["sources"]
     if isinstance(answer, dict):
         _check_size(len(answer))
-        answer = [{**mapping(each), "data_parallel_rank": number(rank)} for rank, each in answer.items()]
-    listed = _listed(answer, "/kv_event_sources")
-    return _sources([each for each in listed if each.get("publisher", "zmq") == "zmq"], host)
+        listed = [
+            {**each, "data_parallel_rank": rank} if isinstance(each, dict) else each for rank, each in answer.items()
+        ]
+    else:
+        listed = _listed(answer, "/kv_event_sources")
+    return _sources(
+        [each for each in listed if not isinstance(each, dict) or each.get("publisher", "zmq") == "zmq"], host
+    )
 
 
 def of_sglang(answer: Any, host: str) -> Answer:
@@ -69,33 +91,24 @@ def of_sglang(answer: Any, host: str) -> Answer:
     if "kv_events" not in info and "kv_event_sources" not in info:
         raise DiscoveryError("/server_info does not mention KV events")
     sources, described = info.get("kv_event_sources"), mapping(info.get("kv_events") or {})
-    replay = described.get("replay_endpoint_port_base")
+    base = described.get("replay_endpoint_port_base")
+    replay = None if base is None else number(base)
     if sources is None and not described:
-        return (), None
+        return Answer((), None)
     if sources is None:
-        at = str(described.get("endpoint_host", "*"))
-        base = f"tcp://{host_in_url(at)}:{described.get('endpoint_port_base')}"
+        at = host_in_url(str(described.get("endpoint_host", "*")))
+        port = number(described.get("endpoint_port_base"))
         size = number(described.get("dp_size", 1))
         _check_size(size)
-        ranks = {rank: _at(base, host, rank) for rank in range(size)}
-        for each in _listed(described.get("publishers") or [], "/server_info"):
-            ranks[rank_of(each)] = _at(str(each.get("endpoint")), host, 0)
-        found = tuple(Publisher(rank, endpoint) for rank, endpoint in sorted(ranks.items()))
-        topic: str | None = str(described.get("topic") or "")
-    else:
-        found, topic = _sources(_listed(sources, "/server_info"), host)
-    return tuple(
-        Publisher(
-            rank,
-            endpoint,
-            own if own or replay is None else _at(f"{endpoint.rpartition(':')[0]}:{number(replay)}", host, rank),
-        )
-        for rank, endpoint, own in ((each.rank, each.endpoint, each.replay_endpoint) for each in found)
-    ), topic
+        by_rank = {rank: {"dp_rank": rank, "endpoint": f"tcp://{at}:{port + rank}"} for rank in range(size)}
+        own = {rank_of(mapping(each)): each for each in _listed(described.get("publishers") or [], "/server_info")}
+        found = _sources(list((by_rank | own).values()), host, replay)
+        return found._replace(topic=str(described.get("topic") or ""))
+    return _sources(_listed(sources, "/server_info"), host, replay)
 
 
-def _listed(value: object, path: str) -> list[dict[str, Any]]:
-    """Check that ``value`` is a list of JSON objects, and return it.
+def _listed(value: object, path: str) -> list[Any]:
+    """Check that ``value`` is a list, and return it.
 
     ``value`` is the part of an engine's answer to ``path`` that lists publishers. If it is not a list, raise a
     DiscoveryError that names ``path``.
@@ -103,7 +116,7 @@ def _listed(value: object, path: str) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise DiscoveryError(f"{path}: {value!r:.100} is not a list of publishers")
     _check_size(len(value))
-    return [mapping(each) for each in value]
+    return value
 
 
 def _check_size(ranks: int) -> None:
@@ -115,32 +128,60 @@ def _check_size(ranks: int) -> None:
         raise DiscoveryError(f"the engine names {ranks} ranks, and the maximum is {MAX_RANKS}")
 
 
-def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
-    """Parse the list of publishers in an engine's answer, in which each entry has the endpoint of its own rank."""
-    ranks = {
-        rank_of(each): Publisher(
-            rank_of(each),
-            _at(str(each.get("endpoint")), host, 0),
-            None if each.get("replay_endpoint") is None else _at(str(each["replay_endpoint"]), host, 0),
-        )
-        for each in sources
-    }
-    topics = {str(each.get("topic") or "") for each in sources}
-    return tuple(ranks[rank] for rank in sorted(ranks)), topics.pop() if len(topics) == 1 else None
+def _sources(sources: list[Any], host: str, replay: int | None = None) -> Answer:
+    """Parse the list of publishers in an engine's answer, in which each entry has the endpoint of its own rank.
+
+    Args:
+        sources: the entries.
+        host: the host that kvbus has asked.
+        replay: the port of rank 0's replay, for entries that name no replay; None if the answer has no such port.
+    """
+    ranks: dict[int, Publisher] = {}
+    faults: list[Problem] = []
+    topics: set[str] = set()
+    for position, source in enumerate(sources):
+        try:
+            each = _publisher(mapping(source), host, replay)
+        except EntryError as error:
+            faults.append(error.problem)
+        except DiscoveryError as error:
+            faults.append(Problem(f"entry [{position}]", str(error), example=_EXAMPLE))
+        else:
+            if each.rank in ranks:
+                faults.append(Problem(f"entry [{position}]", f"an earlier entry has rank {each.rank}, too"))
+            ranks.setdefault(each.rank, each)
+            topics.add(str(source.get("topic") or ""))
+    topic = topics.pop() if len(topics) == 1 else None
+    return Answer(tuple(ranks[rank] for rank in sorted(ranks)), topic, tuple(faults))
 
 
-def _at(endpoint: str, host: str, rank: int) -> str:
-    """Return the endpoint of a rank: ``endpoint``, which is that of rank 0, with a port that is higher by ``rank``.
+def _publisher(source: dict[str, Any], host: str, replay: int | None) -> Publisher:
+    """Return the publisher that one entry of an engine's answer describes. See :func:`_sources` for the arguments.
+
+    Raises:
+        EntryError: an endpoint of the entry is not valid.
+        DiscoveryError: the rank of the entry is not valid.
+    """
+    rank = rank_of(source)
+    endpoint = _reached(f"endpoint of rank {rank}", source.get("endpoint"), host)
+    back = source.get("replay_endpoint")
+    if not back and replay is not None:
+        back = f"{endpoint.rpartition(':')[0]}:{replay + rank}"
+    return Publisher(rank, endpoint, None if back is None else _reached(f"replay_endpoint of rank {rank}", back, host))
+
+
+def _reached(key: str, endpoint: object, host: str) -> str:
+    """Return the endpoint at which kvbus reaches a publisher. ``key`` says where the answer has the endpoint.
 
     A wildcard or a loopback address is replaced by ``host``, because kvbus may run on another host than the engine.
     """
     try:
-        address = parse_endpoint(endpoint)
-        if not address.is_ipc and (address.is_wildcard or address.is_loopback):
-            endpoint = f"tcp://{host_in_url(host)}:{address.port}"
-        return endpoint_offset(endpoint, rank)
+        address = parse_endpoint(str(endpoint))
     except ValueError as error:
-        raise DiscoveryError(f"the engine answers that its publisher is at {endpoint!r}: {error}") from error
+        raise EntryError(Problem(key, str(error), shown(endpoint), f"tcp://{host_in_url(host)}:5557")) from error
+    if not address.is_ipc and (address.is_wildcard or address.is_loopback):
+        return f"tcp://{host_in_url(host)}:{address.port}"
+    return str(endpoint)
 
 
 def rank_of(source: dict[str, Any]) -> int:

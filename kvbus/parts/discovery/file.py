@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,17 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvbus.config.problems import from_pydantic
+from kvbus.common.errors import Problem
+from kvbus.config.problems import from_pydantic, plain
 from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Section, Text, key
-from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, publishers
+from kvbus.parts.discovery.contract import (
+    DiscoveryError,
+    Engine,
+    EntryError,
+    Services,
+    fitting_name,
+    publishers,
+)
 
 MAX_BYTES: Final = 4 * 1024 * 1024
 """Maximum size in bytes of the file that lists engines. A larger file is refused."""
@@ -79,22 +88,57 @@ class FileDiscoverer:
             raise DiscoveryError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
         if not isinstance(items, list):
             raise DiscoveryError(f"{path} has no list of engines; write [] for an empty list")
-        return tuple(self._engine(number, item) for number, item in enumerate(items))
+        where, found, faults = f"file {path}", dict[str, Engine](), dict[int, Problem]()
+        for number, item in enumerate(items):
+            try:
+                engine = self._engine(number, item, where)
+            except EntryError as error:
+                faults[number] = error.problem
+                continue
+            if engine.name in found:
+                wrong = "another entry of the list has this name"
+                faults[number] = Problem(f"[{number}].name", wrong, engine.name, f"{engine.name}-2")
+            else:
+                found[engine.name] = engine
+        for number, fault in faults.items():
+            # An invalid entry has the name of its engine, so that an engine that was found before stays a source.
+            name = items[number].get("name") if isinstance(items[number], dict) else None
+            name = fitting_name(name) if isinstance(name, str) else f"[{number}]"
+            name = f"[{number}]" if name in found else name
+            found[name] = Engine(name, (), where, faults=(fault,))
+        return tuple(found.values())
 
-    def _engine(self, number: int, item: Any) -> Engine:
+    def _engine(self, number: int, item: Any, where: str) -> Engine:
+        """Return the engine that one entry of the list describes.
+
+        Args:
+            number: the position of the entry in the list, from 0.
+            item: the entry.
+            where: a description of the file, for :attr:`Engine.where`.
+
+        Raises:
+            EntryError: the entry has an invalid value.
+        """
         try:
             each = Listed.model_validate(item)
         except ValidationError as error:
-            problem = from_pydantic({**error.errors()[0], "loc": (number, *error.errors()[0]["loc"])}, {})
-            raise DiscoveryError(f"{self._settings.path}: {problem}") from error
+            raise EntryError(_problem(number, error)) from error
         ranks = each.data_parallel_size or self._services.data_parallel_size
-        return Engine(
-            fitting_name(each.name),
-            publishers(each.endpoint, each.replay_endpoint, ranks),
-            f"file {self._settings.path}",
-            each.topic,
-            each.api,
-        )
+        try:
+            found = publishers(each.endpoint, each.replay_endpoint, ranks)
+        except EntryError as error:
+            raise EntryError(replace(error.problem, key=f"[{number}].{error.problem.key}")) from error
+        return Engine(fitting_name(each.name), found, where, each.topic, each.api)
+
+
+def _problem(number: int, error: ValidationError) -> Problem:
+    """Return the first problem of the entry at position ``number`` of the list, with an example of the key."""
+    first = error.errors()[0]
+    problem = from_pydantic({**first, "loc": (number, *first["loc"])}, {})
+    field = Listed.model_fields.get(str(first["loc"][0])) if first["loc"] else None
+    if field is None:
+        return replace(problem, example="{name: pod-a, endpoint: tcp://10.0.0.3:5557}")
+    return replace(problem, example=plain(field.examples[0])) if field.examples else problem
 
 
 def _read(path: Path) -> bytes:

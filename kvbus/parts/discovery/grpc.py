@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kvbus.common.errors import Problem
 from kvbus.config.endpoints import parse_address
 from kvbus.config.front import GrpcAddress
 from kvbus.config.values import Seconds, Section, key
@@ -54,7 +55,8 @@ class GrpcDiscoverer:
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
         """Yield a tuple with the one engine each time all configured addresses of the engine have answered.
 
-        The tuple is empty if no rank of the engine publishes events.
+        The tuple is empty if no rank of the engine publishes events. An invalid answer of a node is a fault of the
+        engine.
         """
         disconnected, nodes = self._services.disconnected, self._settings.nodes
         where = f"grpc {', '.join(nodes)}"
@@ -63,11 +65,7 @@ class GrpcDiscoverer:
             while True:
                 disconnected.clear()
                 asked = [self._ask(*each) for each in zip(nodes, channels, strict=True)]
-                answers = [each for each in await asyncio.gather(*asked) if each[0]]
-                topics = {topic for _, topic in answers}
-                common = topics.pop() if len(topics) == 1 else None
-                engine = Engine(self._services.name, _merged(answers), where, common)
-                yield (engine,) if engine.publishers else ()
+                yield _merged(await asyncio.gather(*asked)).engines(self._services.name, where)
                 try:
                     async with asyncio.timeout(self._settings.interval):
                         await disconnected.wait()
@@ -84,19 +82,22 @@ class GrpcDiscoverer:
         except aio.AioRpcError as error:
             raise DiscoveryError(f"{node}: {error.code().name}: {error.details()}") from error
         except (DiscoveryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise DiscoveryError(f"{node}: {error}") from error
+            return Answer((), None, (Problem(f"answer of {node}", str(error)),))
 
 
-def _merged(answers: list[Answer]) -> tuple[Publisher, ...]:
-    """Return the publishers from the answers of all nodes, in ascending order of the ranks.
+def _merged(answers: list[Answer]) -> Answer:
+    """Return one answer with the publishers of all nodes, in ascending order of the ranks.
 
     Raises:
         DiscoveryError: two nodes list the same rank with different endpoints. This happens with an SGLang whose answers
             lack ``kv_event_sources``: each node then lists the ranks of all nodes, at its own host.
     """
     ranks: dict[int, Publisher] = {}
-    for each in (publisher for found, _ in answers for publisher in found):
+    for each in (publisher for answer in answers for publisher in answer.publishers):
         if ranks.setdefault(each.rank, each) != each:
             where = f"rank {each.rank} is at {ranks[each.rank].endpoint} and at {each.endpoint}"
             raise DiscoveryError(f"the nodes disagree: {where}")
-    return tuple(ranks[rank] for rank in sorted(ranks))
+    topics = {answer.topic for answer in answers if answer.publishers}
+    topic = topics.pop() if len(topics) == 1 else None
+    faults = tuple(fault for answer in answers for fault in answer.faults)
+    return Answer(tuple(ranks[rank] for rank in sorted(ranks)), topic, faults)

@@ -61,9 +61,8 @@ class HttpDiscoverer:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
             while True:
                 disconnected.clear()
-                ranks, topic = await self._ask(session)
-                engine = Engine(self._services.name, ranks, f"http {self._settings.url}", topic, self._settings.url)
-                yield (engine,) if ranks else ()
+                answer, url = await self._ask(session), self._settings.url
+                yield answer.engines(self._services.name, f"http {url}", url)
                 try:
                     async with asyncio.timeout(self._settings.interval):
                         await disconnected.wait()

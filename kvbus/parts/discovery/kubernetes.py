@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -15,8 +15,19 @@ import aiohttp
 import msgspec
 from pydantic import BeforeValidator
 
+from kvbus.common.errors import Problem
+from kvbus.config.problems import shown
 from kvbus.config.values import ApiUrl, Section, Text, key
-from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, host_in_url, publishers
+from kvbus.parts.discovery.contract import (
+    DiscoveryError,
+    Engine,
+    EntryError,
+    Publisher,
+    Services,
+    fitting_name,
+    host_in_url,
+    publishers_at,
+)
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Directory in which Kubernetes puts the files of the pod's service account.
@@ -280,8 +291,8 @@ class Ports(NamedTuple):
     ranks: int
 
 
-def of_pods(pods: Iterable[Object], ports: Ports, where: str) -> tuple[tuple[Engine, ...], list[str]]:
-    """Return the engines in these pods, and the names of the pods that lack the port of the live stream.
+def of_pods(pods: Iterable[Object], ports: Ports, where: str) -> tuple[Engine, ...]:
+    """Return the engines in these pods.
 
     A pod is an engine as soon as it has an address, even if it is not ready, because an engine publishes events before
     it is ready. A pod is no longer an engine once Kubernetes deletes it, or once it has ended.
@@ -292,56 +303,62 @@ def of_pods(pods: Iterable[Object], ports: Ports, where: str) -> tuple[tuple[Eng
         where: a description of the namespace, for :attr:`Engine.where`.
     """
     found: list[Engine] = []
-    without: list[str] = []
     for pod in pods:
         meta, status = pod.get("metadata") or {}, pod.get("status") or {}
         address = status.get("podIP")
         if not address or meta.get("deletionTimestamp") or status.get("phase") in {"Succeeded", "Failed"}:
             continue
-        name, notes = str(meta.get("name")), meta.get("annotations") or {}
-        spec = pod.get("spec") or {}
-        named = {
-            port["name"]: port["containerPort"]
-            for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-            for port in container.get("ports") or ()
-            if port.get("name")
-        }
-        wanted = Ports(
-            notes.get(LIVE, ports.live), notes.get(REPLAY, ports.replay), _ranks(notes.get(RANKS), name, ports.ranks)
-        )
-        engine = _engine(name, address, named, wanted, f"{where}, pod {name}")
-        if engine is None:
-            without.append(name)
-        else:
-            found.append(engine)
-    return tuple(sorted(found, key=lambda engine: engine.name)), sorted(without)
+        name = str(meta.get("name"))
+        engine = Engine(fitting_name(name), (), f"{where}, pod {name}")
+        try:
+            ranks = _publishers(pod, meta.get("annotations") or {}, address, ports)
+            found.append(replace(engine, publishers=ranks))
+        except EntryError as error:
+            found.append(replace(engine, faults=(error.problem,)))
+    return tuple(sorted(found, key=lambda engine: engine.name))
 
 
-def _engine(name: str, address: str, named: dict[str, Any], ports: Ports, where: str) -> Engine | None:
-    live, replay = _port(ports.live, named), _port(ports.replay, named)
+def _publishers(pod: Object, notes: dict[str, str], address: str, ports: Ports) -> tuple[Publisher, ...]:
+    """Return the publishers of the engine in a pod.
+
+    Args:
+        pod: the pod as decoded JSON.
+        notes: the pod's annotations.
+        address: the pod's IP address.
+        ports: the configured ports and number of ranks.
+
+    Raises:
+        EntryError: the pod lacks the port of the live stream, or an annotation is invalid.
+    """
+    spec = pod.get("spec") or {}
+    named = {
+        port["name"]: port["containerPort"]
+        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+        for port in container.get("ports") or ()
+        if port.get("name")
+    }
+    keys = (
+        f"annotation {LIVE}" if LIVE in notes else "port",
+        f"annotation {REPLAY}" if REPLAY in notes else "replay_port",
+    )
+    wanted = notes.get(LIVE, ports.live)
+    live = _port(wanted, named)
     if live is None:
-        return None
-    base = f"tcp://{host_in_url(address)}"
-    back = None if replay is None else f"{base}:{replay}"
-    return Engine(fitting_name(name), publishers(f"{base}:{live}", back, ports.ranks), where)
+        has = f"only {', '.join(sorted(named))}" if named else "no named port"
+        wrong = f"the pod has no port of this name, {has}; if the pod is no engine, change selector"
+        raise EntryError(Problem(keys[0], wrong, wanted, "5557"))
+    size = notes.get(RANKS, str(ports.ranks))
+    if not (size.isascii() and size.isdigit() and 1 <= int(size[:5]) <= 4096):
+        raise EntryError(Problem(f"annotation {RANKS}", "must be a whole number from 1 to 4096", shown(size), '"2"'))
+    return publishers_at(address, live, _port(notes.get(REPLAY, ports.replay), named), int(size), keys)
 
 
 def _port(wanted: str, named: dict[str, Any]) -> int | None:
     if wanted.isascii() and wanted.isdigit():
-        return int(wanted)
+        return int(wanted[:6])
     port = named.get(wanted)
     return port if isinstance(port, int) else None
 
-
-def _ranks(text: str | None, name: str, otherwise: int) -> int:
-    if text is None:
-        return otherwise
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:5]) <= 4096):
-        raise DiscoveryError(f"pod {name}: annotation {RANKS} is {text!r:.40}, and must be 1 to 4096")
-    return int(text)
-
-
-log = logging.getLogger("kvbus.discovery.kubernetes")
 
 OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 
@@ -400,7 +417,6 @@ class KubernetesDiscoverer:
     def __init__(self, settings: KubernetesSettings, services: Services) -> None:
         self._settings = settings
         self._ports = Ports(settings.port, settings.replay_port, services.data_parallel_size)
-        self._without: list[str] = []
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
         """Yield the set of engines: first when watching begins, then after each change of the set."""
@@ -412,21 +428,10 @@ class KubernetesDiscoverer:
         watch = Watch(api, namespace, settings.selector)
         async with api, aclosing(watch.states()) as states:
             async for objects in states:
-                engines, without = of_pods(objects.values(), self._ports, where)
-                self._warn(without)
+                engines = of_pods(objects.values(), self._ports, where)
                 if engines != before:
                     before = engines
                     yield engines
-
-    def _warn(self, without: list[str]) -> None:
-        """Log a warning with the names of the pods that lack the port of the live stream.
-
-        Do nothing if the last warning had the same names.
-        """
-        if without != self._without and without:
-            text = "pods without port %s are not treated as engines: %s"
-            log.warning(text, self._settings.port, ", ".join(without))
-        self._without = without
 
 
 def _own_namespace() -> str:

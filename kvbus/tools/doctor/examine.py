@@ -22,7 +22,7 @@ from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, furthe
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.engine import API_UNUSABLE, HASHES_DIFFER
 from kvbus.daemon.discovery import discoverer_of
-from kvbus.daemon.found import Listed, left_out_findings, with_found
+from kvbus.daemon.found import Listed, found_findings, with_found
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.parts.discovery.contract import Carrier, DiscoveryError
 from kvbus.parts.log.follower import OTHER_SCHEMA
@@ -53,7 +53,7 @@ async def find(config: Config) -> tuple[Config, Report]:
     asked = await asyncio.gather(*(_ask(i, source, report) for i, source in entries.items()))
     found = {source.name: listed for source, listed in zip(entries.values(), asked, strict=True)}
     outcome = with_found(config, found, ())
-    report.add(left_out_findings(config, outcome.left_out))
+    report.add(found_findings(config, found, outcome.left_out))
     return outcome.config, report
 
 

@@ -288,7 +288,9 @@ class Api:
                     problems += f"{path}: {answer.status} "
                     continue
                 try:
-                    if read(json.loads(await answer.text()), host)[0]:
+                    found = read(json.loads(await answer.text()), host)
+                    problems += "".join(f"{path}: {fault} " for fault in found.faults)
+                    if found.publishers and not found.faults:
                         self.judge.ledger.kept("1.3")
                         return
                 except (DiscoveryError, ValueError) as error:
