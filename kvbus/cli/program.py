@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from kvbus.common.errors import EXIT_MEANINGS, ExitCode, KvbusError
-from kvbus.common.removed import removed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,15 +74,10 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand that the arguments name. This extends click's method with better errors.
-
-        The error for an unknown name suggests another subcommand: the replacement of a removed one, or a similar name.
-        """
+        """Return the subcommand that the arguments name. The error for an unknown name suggests a similar one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if (gone := removed_command(args[0])) is not None:
-                raise click.UsageError(f"{args[0]}: {gone}", ctx) from error
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if not near:
                 raise
@@ -118,9 +112,6 @@ class Program(click.Group):
             signal.signal(signal.SIGTERM, _end)
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        except click.NoSuchOption as error:
-            _replaced(error).show()
-            sys.exit(error.exit_code)
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)
@@ -145,20 +136,6 @@ class Program(click.Group):
 
 def _end(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)
-
-
-def _replaced(error: click.NoSuchOption) -> click.UsageError:
-    """Return an error that names the replacement of a removed option.
-
-    If kvbus has never had the option, return ``error``.
-    """
-    words = [error.option_name]
-    ctx = error.ctx
-    while ctx is not None and ctx.parent is not None:
-        words.insert(0, ctx.info_name or "")
-        ctx = ctx.parent
-    gone = removed_command(" ".join(words))
-    return error if gone is None else click.UsageError(f"{error.option_name}: {gone}", error.ctx)
 
 
 def _forget_stdout() -> None:

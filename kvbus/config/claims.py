@@ -15,7 +15,7 @@ from kvbus.config.paths import Path, show
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvbus.config.problems import Findings
+    from kvbus.config.contradictions import Contradictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Claim:
         return mine.startswith(theirs) or theirs.startswith(mine)
 
 
-def wildcards(found: Findings) -> None:
+def wildcards(found: Contradictions) -> None:
     """Reject a wildcard host in an endpoint that kvbus connects to, because a wildcard does not name a peer."""
     connected: list[tuple[Path, str | None]] = []
     for i, source in enumerate(found.config.sources):
@@ -96,7 +96,7 @@ def wildcards(found: Findings) -> None:
             )
 
 
-def ports(found: Findings) -> None:
+def ports(found: Contradictions) -> None:
     """Reject two listeners at one address. Each rank of a source and each stream of an output has its own address."""
     by_port: dict[tuple[int, str], list[_Claim]] = {}
     reported: set[tuple[Path, Path]] = set()
@@ -116,7 +116,7 @@ def ports(found: Findings) -> None:
         same.append(claim)
 
 
-def _claims(found: Findings) -> Iterable[_Claim]:
+def _claims(found: Contradictions) -> Iterable[_Claim]:
     config = found.config
     for i, source in enumerate(config.sources):
         ranks = source.data_parallel_size
@@ -145,7 +145,14 @@ def _claims(found: Findings) -> Iterable[_Claim]:
 
 
 def _run(
-    found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool, topic: str | None = None
+    found: Contradictions,
+    key: Path,
+    numbers: Sequence[int],
+    unit: str,
+    *,
+    ours: bool,
+    both: bool,
+    topic: str | None = None,
 ) -> Iterable[_Claim]:
     """Yield the address of each rank or stream that one endpoint key describes. Report a port above 65535.
 
@@ -176,7 +183,7 @@ def _run(
             yield _Claim(key, who, Address(base.host, base.port + n), ours, both, topic)
 
 
-def _free(found: Findings, key: Path) -> str | None:
+def _free(found: Contradictions, key: Path) -> str | None:
     """Return a line of YAML for a configuration key whose address collides with another one.
 
     The line gives the key another port, or another path, that is free.

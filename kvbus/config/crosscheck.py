@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from kvbus.common.errors import Problem
-from kvbus.config import claims, dynamo, logs, parts
+from kvbus.config import claims, logs, part_rules, parts
+from kvbus.config.contradictions import Contradictions
 from kvbus.config.endpoints import Address, endpoint_offset, is_loopback, parse_address, parse_endpoint
 from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
-from kvbus.config.problems import Findings, shown
+from kvbus.config.problems import shown
 from kvbus.config.values import placeholders, render_template
 from kvbus.core.wire.profiles import PROFILES
 
@@ -39,7 +40,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         origins: the origin of each key's value, by key path: a line of the file, a variable, or ``command line``.
         bad: the keys whose values are invalid. ``config`` has their defaults instead, and the checks skip these keys.
     """
-    found = Findings(config, origins, bad)
+    found = Contradictions(config, origins, bad)
     for rule in (
         _at_least_one,
         _names,
@@ -55,23 +56,23 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         _slots,
         _media,
         _discovery,
-        logs.sources_of_a_log,
+        part_rules.sources_of_a_log,
         _curve,
         _libsodium,
         _tls,
-        _carriers,
+        part_rules.carriers,
     ):
         rule(found)
     return found.problems
 
 
-def _at_least_one(found: Findings) -> None:
+def _at_least_one(found: Contradictions) -> None:
     for name, example in _ONE_OF_EACH.items():
         if not getattr(found.config, name) and found.sound((name,), ("interpose",)):
             found.report((name,), "at least one is needed", example=example)
 
 
-def _names(found: Findings) -> None:
+def _names(found: Contradictions) -> None:
     for section in ("sources", "outputs"):
         first: dict[str, Path] = {}
         for i, item in enumerate(getattr(found.config, section)):
@@ -84,7 +85,7 @@ def _names(found: Findings) -> None:
             first.setdefault(item.name, key)
 
 
-def _media(found: Findings) -> None:
+def _media(found: Contradictions) -> None:
     """Reject a medium in both ``expiring_media`` and ``without_media``.
 
     Its blocks could not expire, because ``without_media`` removes them.
@@ -100,7 +101,7 @@ def _media(found: Findings) -> None:
                 )
 
 
-def _tokens(found: Findings) -> None:
+def _tokens(found: Contradictions) -> None:
     """Reject an output without token ids for routers that compute hashes from token ids.
 
     The index of such a router would be wrong, and the router would report no error.
@@ -116,7 +117,7 @@ def _tokens(found: Findings) -> None:
             found.report(key, wrong, value="drop", example="token_ids: keep")
 
 
-def _snapshots(found: Findings) -> None:
+def _snapshots(found: Contradictions) -> None:
     """Reject snapshots of a source without a replay endpoint, and snapshots for routers that cannot read them.
 
     Without a replay endpoint, kvbus would have to request a complete snapshot for a gap of one batch. An output with
@@ -138,7 +139,7 @@ def _snapshots(found: Findings) -> None:
             found.report(key, wrong, value=output.snapshot_endpoint, example="snapshot_endpoint: null")
 
 
-def _discovery(found: Findings) -> None:
+def _discovery(found: Contradictions) -> None:
     """Check a configuration in which an entry of ``sources`` has ``discover``.
 
     Such an entry may not have keys that are specific to one engine. The other entries may not have fixed slots, and
@@ -170,7 +171,7 @@ def _discovery(found: Findings) -> None:
             found.report(template, wrong, value=output.topic, example="topic: kv@{worker}@{model}")
 
 
-def _slots(found: Findings) -> None:
+def _slots(found: Contradictions) -> None:
     """Reject two sources with the same slot.
 
     If no output has ``layout: per_source``, no port depends on a slot. Then only slots that the user has set are
@@ -191,20 +192,7 @@ def _slots(found: Findings) -> None:
         taken[slot] = source.name
 
 
-def _carriers(found: Findings) -> None:
-    """Reject an output type whose package is not installed, and keys that do not fit the type of their output."""
-    for i, output in enumerate(found.config.outputs):
-        at = ("outputs", i, "type")
-        # skip zmq: its packages are always installed, and importing them takes time
-        if found.sound(at) and output.type != "zmq" and (lacking := parts.missing(parts.OUTPUTS, output.type)):
-            found.report(at, lacking, value=output.type, example="type: zmq")
-        for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *logs.wrongs(found.config, i)):
-            key: Path = ("outputs", i, *name.split("."))
-            if found.sound(at):
-                found.report(key, wrong, value=value, example=example)
-
-
-def _number_of_sources(found: Findings) -> None:
+def _number_of_sources(found: Contradictions) -> None:
     """Reject more sources than ``limits.max_sources``. Every rank counts as one source."""
     most, key = found.config.limits.max_sources, ("limits", "max_sources")
     if found.streams_sound() and found.sound(("limits",), key):
@@ -214,7 +202,7 @@ def _number_of_sources(found: Findings) -> None:
             found.report(key, wrong, value=most, example=f"max_sources: {count}")
 
 
-def _curve(found: Findings) -> None:
+def _curve(found: Contradictions) -> None:
     """Reject an incomplete set of CURVE keys. With an incomplete set, every peer could connect, or no peer could."""
     for i, source in enumerate(found.config.sources):
         dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
@@ -224,7 +212,9 @@ def _curve(found: Findings) -> None:
         _curve_keys(found, ("outputs", i), output, dials=not output.bind, binds=binds)
 
 
-def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
+def _curve_keys(
+    found: Contradictions, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool
+) -> None:
     """Check the CURVE keys of one source or output.
 
     Args:
@@ -254,7 +244,7 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
             found.report(key, f"needed with curve_secret_key_file, for the endpoint that {why}", example=example)
 
 
-def _libsodium(found: Findings) -> None:
+def _libsodium(found: Contradictions) -> None:
     """Reject CURVE keys of a ZeroMQ output, and of a source with ``bind``, if libsodium is not installed.
 
     These endpoints use kvbus's own implementation of ZMTP, which needs libsodium for CURVE.
@@ -273,7 +263,7 @@ def _libsodium(found: Findings) -> None:
             found.report(key, wrong, value=str(at.curve_secret_key_file), example="pip install 'kvbus[curve]'")
 
 
-def _tls(found: Findings) -> None:
+def _tls(found: Contradictions) -> None:
     """Reject a TLS certificate for the HTTP port without its private key, and a private key without a certificate."""
     certificate, key = "http_tls_certificate_file", "http_tls_key_file"
     for name, other, file in ((certificate, key, "tls.crt"), (key, certificate, "tls.key")):
@@ -284,7 +274,7 @@ def _tls(found: Findings) -> None:
 _KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_keys")
 
 
-def _interposed(found: Findings) -> None:
+def _interposed(found: Contradictions) -> None:
     """Check the outputs with ``interpose``.
 
     Engines must be able to connect to such an output, and there must be a source at each of its addresses.
@@ -298,7 +288,7 @@ def _interposed(found: Findings) -> None:
             _interposed_sources(found, at)
 
 
-def _interposed_output(found: Findings, at: Path) -> None:
+def _interposed_output(found: Contradictions, at: Path) -> None:
     output = found.config.outputs[int(at[1])]
     wrongs: list[tuple[str, bool, str, str | None]] = [
         ("type", output.type != "zmq", "interpose needs type zmq, because engines speak ZeroMQ", "type: zmq"),
@@ -327,7 +317,7 @@ def _interposed_output(found: Findings, at: Path) -> None:
     _no_keys(found, at, output)
 
 
-def _no_keys(found: Findings, at: Path, section: object) -> None:
+def _no_keys(found: Contradictions, at: Path, section: object) -> None:
     for name in _KEYS:
         value = getattr(section, name)
         if value is not None:
@@ -336,7 +326,7 @@ def _no_keys(found: Findings, at: Path, section: object) -> None:
             )
 
 
-def _interposed_sources(found: Findings, at: Path) -> None:
+def _interposed_sources(found: Contradictions, at: Path) -> None:
     config, output = found.config, found.config.outputs[int(at[1])]
     if parse_endpoint(output.endpoint).is_ipc:
         return
@@ -365,7 +355,7 @@ def _interposed_sources(found: Findings, at: Path) -> None:
 _PORTS = {"http": 80, "https": 443}
 
 
-def _fronted(found: Findings) -> None:
+def _fronted(found: Contradictions) -> None:
     """Check the keys ``front`` and ``front_grpc``, which configure proxies in front of an engine's API.
 
     A proxy must not send requests to itself. It must be clear which source belongs to the engine behind the proxy. The
@@ -382,7 +372,7 @@ def _fronted(found: Findings) -> None:
                 _front_output(found, key, front)
 
 
-def _front_loops(found: Findings, key: str, front: Fronting) -> None:
+def _front_loops(found: Contradictions, key: str, front: Fronting) -> None:
     asked: list[tuple[Path, str | None]] = [((key, "engine"), front.engine)]
     for i, source in enumerate(found.config.sources):
         asked.append((("sources", i, "api"), source.api))
@@ -399,7 +389,7 @@ def _is_here(url: str, listen: str) -> bool:
     return here and port == (url_parts.port or _PORTS[url_parts.scheme])
 
 
-def _front_source(found: Findings, key: str, front: Fronting) -> None:
+def _front_source(found: Contradictions, key: str, front: Fronting) -> None:
     sources = found.config.sources
     names = [source.name for source in sources]
     if front.source is None and len(names) > 1:
@@ -410,9 +400,9 @@ def _front_source(found: Findings, key: str, front: Fronting) -> None:
         found.report((key, "source"), wrong, value=front.source, example=f"source: {min(names, default='engine')}")
 
 
-def _front_output(found: Findings, key: str, front: Fronting) -> None:
+def _front_output(found: Contradictions, key: str, front: Fronting) -> None:
     outputs = found.config.outputs
-    number = front.number_of_output(outputs)
+    number = front.number_of_output(each.name for each in outputs)
     if number is None:
         if outputs:
             wrong = f"no output has this name; the outputs are: {', '.join(each.name for each in outputs)}"
@@ -443,7 +433,7 @@ def _without_endpoints(output: OutputConfig, ranks: int) -> str:
 # -- topics: the routers of a profile must be able to read them, and they must distinguish the streams of an output
 
 
-def _readable_topics(found: Findings) -> None:
+def _readable_topics(found: Contradictions) -> None:
     """Reject a topic that routers of the output's profile cannot read, and ``{model}`` without the key ``model``."""
     for i, output in enumerate(found.config.outputs):
         key: Path = ("outputs", i, "topic")
@@ -472,7 +462,7 @@ def _readable_topics(found: Findings) -> None:
                 _llm_d(found, key, f"this template gives {text!r}")
 
 
-def _one_topic_each(found: Findings) -> None:
+def _one_topic_each(found: Contradictions) -> None:
     """Check the outputs with ``layout: per_topic``.
 
     Their topics must distinguish the streams, and a router that connects later must be able to get the state.
@@ -496,7 +486,7 @@ def _one_topic_each(found: Findings) -> None:
             _topic_of_each(found, (*at, "topic"), output.topic)
 
 
-def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
+def _topic_of_each(found: Contradictions, key: Path, template: str | None) -> None:
     """Reject a topic template that gives two streams the same topic."""
     if not found.streams_sound() or not found.sound(("worker",), ("model",)):
         return
@@ -518,7 +508,7 @@ def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
             return
 
 
-def _llm_d_own(found: Findings, key: Path) -> None:
+def _llm_d_own(found: Contradictions, key: Path) -> None:
     """Reject an output that forwards the engines' own topics to llm-d if a source's ``topic`` is not a complete topic.
 
     ``sources[].topic`` is a prefix. If it is incomplete or empty, kvbus learns the engine's topic only from a batch, so
@@ -531,7 +521,7 @@ def _llm_d_own(found: Findings, key: Path) -> None:
             return
 
 
-def _llm_d(found: Findings, key: Path, instead: str) -> None:
+def _llm_d(found: Contradictions, key: Path, instead: str) -> None:
     profile = found.value((*key[:-1], "profile"))
     wrong = f"profile {profile} needs exactly three parts, kv@POD@MODEL; {instead}"
     value = shown(found.value(key))

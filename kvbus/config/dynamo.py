@@ -1,18 +1,14 @@
-"""The keys of ``outputs[].dynamo``, and the checks of an output with ``type: dynamo``."""
+"""The keys of ``outputs[].dynamo``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field
 
-from kvbus.config.endpoints import host_name, parse_endpoint
+from kvbus.config.endpoints import host_name
 from kvbus.config.values import Section, Text, key
-
-if TYPE_CHECKING:
-    from kvbus.config.models import Config
 
 TYPE: Final = "dynamo"
 PROFILE: Final = "dynamo-plane"
@@ -21,9 +17,6 @@ TOPIC: Final = "{source}@{rank}"
 
 kvbus sends no message with this topic.
 """
-
-Wrong = tuple[str, str, object, str]
-"""A problem of an output: the key, a sentence about the problem, the key's value, and an example of a valid value."""
 
 
 def _discovery(value: str) -> str:
@@ -86,29 +79,3 @@ class DynamoPlane(Section):
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
     """Return ``data``, the keys of an output with ``type: dynamo``, with this type's defaults for the absent keys."""
     return {"profile": PROFILE, "topic": TOPIC, "replay_endpoint": None, **data}
-
-
-def wrongs(config: Config, at: int) -> Iterator[Wrong]:
-    """Yield the problems of an output that concern Dynamo.
-
-    Args:
-        config: the configuration.
-        at: the position of the output in ``outputs``.
-    """
-    output = config.outputs[at]
-    if output.type != TYPE:
-        if output.dynamo is not None:
-            yield "dynamo", f"only type: {TYPE} has these keys, but the type is {output.type}", None, f"type: {TYPE}"
-        return
-    for name, wanted in (("profile", PROFILE), ("topic", TOPIC), ("bind", True), ("layout", "per_source")):
-        if (given := getattr(output, name)) != wanted:
-            text = str(wanted).lower() if isinstance(wanted, bool) else wanted
-            yield name, f"type: {TYPE} needs {name}: {text}", given, f"leave out {name}"
-    for name in ("replay_endpoint", "snapshot_endpoint", "curve_secret_key_file"):
-        if (given := getattr(output, name)) is not None:
-            yield name, "Dynamo's event plane does not support this", given, f"leave out {name}"
-    if parse_endpoint(output.endpoint).is_ipc:
-        yield "endpoint", "Dynamo's frontends connect only over TCP", output.endpoint, "endpoint: tcp://*:5857"
-    known = {source.name for source in config.sources}
-    for name in (output.dynamo.workers if output.dynamo is not None else {}).keys() - known:
-        yield "dynamo", f"workers has {name!r}, but no source has this name", None, "workers: {engine-0: 7587888543}"

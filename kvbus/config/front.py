@@ -11,9 +11,7 @@ from kvbus.config.endpoints import Address, parse_address
 from kvbus.config.values import ApiUrl, HttpAddress, Int, Name, Section, Size, key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvbus.config.outputs import OutputConfig
+    from collections.abc import Iterable
 
 
 def _host(value: object) -> object:
@@ -70,9 +68,13 @@ class Fronting(Section):
         example="10.0.0.3",
     )
 
-    def number_of_output(self, outputs: Sequence[OutputConfig]) -> int | None:
-        """Return the position of the output whose endpoints clients get; None if no output has the configured name."""
-        return next((i for i, each in enumerate(outputs) if self.output in (None, each.name)), None)
+    def number_of_output(self, names: Iterable[str]) -> int | None:
+        """Return the position of the output whose endpoints clients get; None if no output has the configured name.
+
+        Args:
+            names: the names of the outputs, in order.
+        """
+        return next((i for i, name in enumerate(names) if self.output in (None, name)), None)
 
     @model_validator(mode="before")
     @classmethod

@@ -1,24 +1,14 @@
-"""Outputs that write to a log, and sources that are read from a log: their keys, and the checks across keys."""
+"""The keys of outputs that write to a log, and of sources that are read from a log."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator
 
-from kvbus.config.endpoints import parse_endpoint
 from kvbus.config.values import Endpoint, Int, Seconds, Section, Text, key
-from kvbus.core.wire.profiles import PROFILES
-
-if TYPE_CHECKING:
-    from kvbus.config.models import Config
-    from kvbus.config.outputs import OutputConfig
-    from kvbus.config.paths import Path as KeyPath
-    from kvbus.config.problems import Findings
-    from kvbus.config.sources import SourceConfig
-
 
 TYPES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
 """The types of outputs that write to a log, each with its display name.
@@ -85,42 +75,6 @@ def defaults(data: dict[str, Any]) -> dict[str, Any]:
     """Return ``data``, the keys of an output that writes to a log, with defaults for the absent keys."""
     values = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
     return {**values, **data}
-
-
-def wrongs(config: Config, at: int) -> Iterator[Wrong]:
-    """Yield the problems of an output that concern logs.
-
-    Args:
-        config: the configuration.
-        at: the position of the output in ``outputs``.
-    """
-    output = config.outputs[at]
-    for name in TYPES:
-        if name != output.type and getattr(output, name) is not None:
-            yield name, f"only type: {name} has these keys, but the type is {output.type}", None, f"type: {name}"
-    if output.type not in TYPES:
-        return
-    called = TYPES[output.type]
-    for name, wanted in (
-        ("profile", "vllm"),
-        ("topic", TOPIC),
-        ("bind", False),
-        ("layout", "per_source"),
-        ("on_subscribe", "state"),
-    ):
-        if (given := getattr(output, name)) != wanted:
-            text = str(wanted).lower() if isinstance(wanted, bool) else repr(wanted)
-            yield name, f"type: {output.type} needs {name}: {text}", given, f"leave out {name}"
-    for name in ("replay_endpoint", "snapshot_endpoint", "curve_secret_key_file", "curve_server_key_file"):
-        if (given := getattr(output, name)) is not None:
-            yield name, f"an output to {called} does not support this", given, f"leave out {name}"
-    address = parse_endpoint(output.endpoint)
-    if address.is_ipc or address.is_wildcard:
-        wrong = f"type: {output.type} needs the address of a {called} server"
-        yield "endpoint", wrong, output.endpoint, f"endpoint: tcp://{output.type}-0:{PORTS[output.type]}"
-    given_keys = getattr(output, output.type)
-    if given_keys is not None:
-        yield from half(output.type, given_keys)
 
 
 NEEDED: Final = {
@@ -244,92 +198,3 @@ class RedisKeys(RedisServer, LogKeys):
         unit="s",
         ge=60,
     )
-
-
-AS_WRITTEN: Final[dict[str, Any]] = {
-    "block_size": "auto",
-    "groups": "prefix",
-    "orphans": "pass",
-    "without_media": (),
-    "expiring_media": (),
-}
-"""Keys that must have these values if sources are read from a log.
-
-With other values, kvbus would change the events of the log before routers get them.
-"""
-
-
-def settings_of(source: SourceConfig) -> dict[str, Any] | None:
-    """Return the ``discover`` settings of a source that is read from a log; None for every other source."""
-    found = [settings for kind, settings in (source.discover or {}).items() if kind in TYPES]
-    return found[0] if found else None
-
-
-def numbered(config: Config) -> tuple[OutputConfig, ...]:
-    """Return the outputs of a configuration. In each output, an absent key ``numbers`` gets its default.
-
-    The default is ``log`` (the batches keep the seqs of the log) if a source is read from a log. Otherwise it is
-    ``own`` (kvbus numbers the batches).
-    """
-    if not any(settings_of(source) is not None for source in config.sources):
-        return config.outputs
-    return tuple(
-        output if "numbers" in output.model_fields_set else output.model_copy(update={"numbers": "log"})
-        for output in config.outputs
-    )
-
-
-def sources_of_a_log(found: Findings) -> None:
-    """Reject settings with which routers would get other seqs or other events than those in the log."""
-    config = found.config
-    read = [settings_of(source) for source in config.sources]
-    logged = [settings for settings in read if settings is not None]
-    for i, output in enumerate(config.outputs):
-        at: KeyPath = ("outputs", i, "numbers")
-        wanted = "log" if logged else "own"
-        if output.numbers != wanted and config.sources and found.sound(("sources",)):
-            wrong = f"must be {wanted}, because the sources are {'' if logged else 'not '}read from a log"
-            found.report(at, wrong, value=output.numbers, example=f"numbers: {wanted}")
-    if not logged or not found.sound(("sources",)):
-        return
-    for i, each in enumerate(read):
-        if each is None:
-            wrong = "other sources are read from a log: give this engine its own kvbus, which writes to the log"
-            found.report(("sources", i), wrong)
-    for name, wanted_value in AS_WRITTEN.items():
-        given = getattr(config, name)
-        if given != wanted_value:
-            found.report(
-                (name,), "must not be set, because routers must get the content of a log unchanged", value=given
-            )
-    if config.state_dir not in (None, "auto"):
-        wrong = "the log already has the state of sources that are read from it"
-        found.report(("state_dir",), wrong, value=config.state_dir, example="state_dir: null")
-    tokens = all(settings.get("token_ids") == "keep" for settings in logged)
-    for i, output in enumerate(config.outputs):
-        _output_of_a_log(found, i, output, tokens=tokens)
-
-
-def _output_of_a_log(found: Findings, i: int, output: OutputConfig, *, tokens: bool) -> None:
-    def report(name: str, wrong: str, value: object, example: str) -> None:
-        found.report(("outputs", i, name), wrong, value=value, example=example)
-
-    if output.type != "zmq":
-        report("type", "only an output of type zmq can keep the seqs of a log", output.type, "type: zmq")
-        return
-    if output.layout != "per_topic":
-        wrong = "each stream keeps its own seqs from the log, so each needs its own topic"
-        report("layout", wrong, output.layout, "layout: per_topic")
-    if output.snapshot_endpoint is not None:
-        wrong = "snapshots need a publisher id, which two kvbus that read the same log cannot share"
-        report("snapshot_endpoint", wrong, output.snapshot_endpoint, "snapshot_endpoint: null")
-    profile = PROFILES[output.profile]
-    if not profile.as_it_comes:
-        wrong = "its routers need batches made from several records, and these have no seq in the log"
-        report("profile", wrong, output.profile, "profile: vllm")
-    elif profile.hashes_tokens and not tokens:
-        wrong = (
-            f"routers of profile {output.profile} hash the token ids themselves: the writers of the log need "
-            "token_ids: keep, and discover needs the same key"
-        )
-        report("profile", wrong, output.profile, "discover: {…: {token_ids: keep, …}}")

@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import PrivateAttr, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 from ruamel.yaml import YAML
 
-from kvbus.config import logs
 from kvbus.config.endpoints import endpoint_offset, parse_address
 from kvbus.config.front import Front, FrontGrpc
+from kvbus.config.layers import Layers, as_lists
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.config.values import (
@@ -205,7 +206,7 @@ class SourceStream:
         return {"source": self.label, "rank": self.rank}
 
 
-class Config(Section):
+class Config(BaseSettings, Section):  # type: ignore[misc]  # the kinds of model_config differ, and Section's values win
     """The complete configuration. `kvbus.config.load` reads it and checks it for contradictions."""
 
     model: Text | None = key(
@@ -416,16 +417,46 @@ class Config(Section):
     _interpose_at: tuple[int, int] | None = PrivateAttr(None)
     """The positions of the source and the output that ``interpose`` has added; None without ``interpose``."""
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
-        config = valid(data)
-        if config.interpose is None:
-            return config.model_copy(update={"outputs": logs.numbered(config)})
-        source, output = config.interpose.parts()
-        both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
-        made = config.model_copy(update={"interpose": None, **both})
-        made._interpose_at = len(config.sources), len(config.outputs)  # noqa: SLF001 - of this class
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the layers that `load` passes as ``layers``, the strongest first.
+
+        Without ``layers``, the values are those of the call alone: code and tests that build a configuration read
+        neither the environment nor a file.
+        """
+        del env_settings, dotenv_settings, file_secret_settings
+        layers = cast("InitSettingsSource", init_settings).init_kwargs.get("layers")
+        return layers.sources(settings_cls) if isinstance(layers, Layers) else (init_settings,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, data: Any) -> Any:
+        return as_lists(cls, data)
+
+    def completed(self) -> Config:
+        """Return the configuration with the source and output of ``interpose``, and the default of ``numbers``.
+
+        The default of ``numbers`` is ``log`` if a source is read from a log, else ``own``.
+        """
+        if self.interpose is None:
+            if all(source.log_settings is None for source in self.sources):
+                return self
+            outputs = tuple(
+                each if "numbers" in each.model_fields_set else each.model_copy(update={"numbers": "log"})
+                for each in self.outputs
+            )
+            return self.model_copy(update={"outputs": outputs})
+        source, output = self.interpose.parts()
+        both = {"sources": (*self.sources, source), "outputs": (*self.outputs, output)}
+        made = self.model_copy(update={"interpose": None, **both})
+        made._interpose_at = len(self.sources), len(self.outputs)  # noqa: SLF001 - of this class
         return made
 
     def as_written(self, text: str) -> str:

@@ -1,35 +1,23 @@
-"""Key paths such as ``outputs[0].layout``: parse them, format them, and look them up in the models."""
+"""Key paths such as ``outputs[0].layout``: parse them, format them, and look them up in the model of a configuration.
+
+``root`` is that model in every function: a pydantic model whose fields are values, sections, or lists.
+"""
 
 from __future__ import annotations
 
 import re
+import types
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 
-from kvbus.config.front import Front, FrontGrpc
-from kvbus.config.models import Config, Interpose, Limits
-from kvbus.config.outputs import OutputConfig
-from kvbus.config.sources import SourceConfig
+from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 Path = tuple[str | int, ...]
-
-LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": OutputConfig}
-PLAIN_LISTS: Final = frozenset({"http_allowed_hosts", "without_media", "expiring_media"})
-"""Keys whose value is a list of single values."""
-PARTS: Final = frozenset({"discover"})
-"""Keys whose value is a mapping that an optional part validates."""
-SECTIONS: Final[dict[str, type[BaseModel]]] = {
-    "front": Front,
-    "front_grpc": FrontGrpc,
-    "interpose": Interpose,
-    "limits": Limits,
-}
 
 _PIECE: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d{1,6})\]")
 _MAX_INDEX_DIGITS: Final = 6
@@ -67,63 +55,87 @@ def show(path: Iterable[str | int]) -> str:
     return text
 
 
-def model_at(path: Path) -> type[BaseModel] | None:
-    """Return the pydantic model of the section at a key path; None if there is no section at this path.
+def _types(annotation: Any) -> Iterator[Any]:
+    """Yield the types of an annotation, without ``Annotated`` and unions around them."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _types(get_args(annotation)[0])
+    elif origin in {Union, types.UnionType}:
+        for each in get_args(annotation):
+            yield from _types(each)
+    else:
+        yield annotation
 
-    The empty path is that of the complete configuration.
+
+def _section(found: Iterable[Any]) -> type[BaseModel] | None:
+    """Return the model among the types of a key; None if the key's value is not a section."""
+    return next((each for each in found if isinstance(each, type) and issubclass(each, BaseModel)), None)
+
+
+def _at(root: type[BaseModel], path: Path) -> list[Any]:
+    """Return the types of the value at a key path; none for an unknown path.
+
+    Only the lists at the top level have key paths for their elements.
     """
-    match path:
-        case ():
-            return Config
-        case (str(name),):
-            return SECTIONS.get(name)
-        case (str(name), int()):
-            return LISTS.get(name)
-    return None
+    found: list[Any] = [root]
+    for depth, piece in enumerate(path):
+        if isinstance(piece, int):
+            lists = [each for each in found if get_origin(each) is tuple] if depth == 1 else []
+            found = [inner for each in lists for inner in _types(get_args(each)[0])]
+        else:
+            model = _section(found)
+            field = None if model is None else model.model_fields.get(piece)
+            found = [] if field is None else list(_types(field.annotation))
+    return found
 
 
-def field_at(path: Path) -> FieldInfo | None:
+def model_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """Return the model of the section at a key path; None if there is no section. The empty path is the root's."""
+    return _section(_at(root, path))
+
+
+def field_at(root: type[BaseModel], path: Path) -> FieldInfo | None:
     """Return the model field of a key, even if its value is a list or a section; None for an unknown key."""
     if not path or not isinstance(path[-1], str):
         return None
-    model = model_at(path[:-1])
+    model = model_at(root, path[:-1])
     return None if model is None else model.model_fields.get(path[-1])
 
 
-def is_structure(path: Path) -> bool:
+def lists(root: type[BaseModel]) -> list[str]:
+    """Return the names of the keys at the top level whose value is a list."""
+    return [name for name in root.model_fields if any(get_origin(each) is tuple for each in _at(root, (name,)))]
+
+
+def is_structure(root: type[BaseModel], path: Path) -> bool:
     """Return whether the value at a key path is a list or a mapping, and not a single value."""
-    if len(path) == 3 and path[-1] in PARTS:
-        return True
-    return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
+    found = _at(root, path)
+    return _section(found) is not None or any(get_origin(each) in {tuple, dict} for each in found)
 
 
-def is_known(path: Path) -> bool:
+def is_known(root: type[BaseModel], path: Path) -> bool:
     """Return whether a key path names a configuration key, or an element of a list."""
-    match path:
-        case (str(name), int()) if name in PLAIN_LISTS:
-            return True
-    return field_at(path) is not None or is_structure(path)
+    return bool(path) and bool(_at(root, path))
 
 
-def suggest(path: Path) -> str | None:
+def suggest(root: type[BaseModel], path: Path) -> str | None:
     """Return the known key that is most similar to an unknown key; None if no key is similar."""
     name = path[-1]
     if not isinstance(name, str):
         return None
     # The same name in another section is a better suggestion than a similar name in this section: a user may have
     # written a source's key at the top level.
-    homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
-    homes += [((name_, 0), cls) for name_, cls in LISTS.items()]
-    homes += [((section,), cls) for section, cls in SECTIONS.items()]
-    for home, cls in homes:
-        if home != path[:-1] and name in cls.model_fields:
+    homes: list[Path] = [(), *((each, 0) for each in lists(root)), *((each,) for each in root.model_fields)]
+    for home in homes:
+        model = model_at(root, home)
+        if home != path[:-1] and model is not None and name in model.model_fields:
             return show((*home, name))
-    model = model_at(path[:-1])
-    near = get_close_matches(name, model.model_fields, n=1, cutoff=0.6) if model is not None else []
+    here = model_at(root, path[:-1])
+    near = get_close_matches(name, here.model_fields, n=1, cutoff=0.6) if here is not None else []
     return show((*path[:-1], near[0])) if near else None
 
 
-def unknown(path: Path) -> str:
+def unknown(root: type[BaseModel], path: Path) -> str:
     """Return the message about an unknown key. It suggests a similar known key if there is one."""
-    near = suggest(path)
+    near = suggest(root, path)
     return "unknown key" if near is None else f"unknown key, did you mean {near}?"

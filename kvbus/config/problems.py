@@ -1,4 +1,4 @@
-"""Problems of a configuration: pydantic's errors about single keys, and contradictions between keys."""
+"""Pydantic's errors about the keys of a configuration, as problems with an origin and an example."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import reprlib
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbus.common.errors import Problem
-from kvbus.common.removed import removed_key
-from kvbus.config.paths import Path, field_at, show, suggest
+from kvbus.config.paths import Path, field_at, show, suggest, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pydantic import BaseModel
     from pydantic_core import ErrorDetails
-
-    from kvbus.config.models import Config
 
 
 _WORDS: Final = {
@@ -38,9 +36,12 @@ _BOUNDS: Final = {
 _MAX_SHOWN: Final = 120
 
 
-def example_at(path: Path) -> str | None:
-    """Return a line of YAML with an example for a key, such as ``layout: per_source``; None without an example."""
-    field = field_at(path)
+def example_at(root: type[BaseModel], path: Path) -> str | None:
+    """Return a line of YAML with an example for a key, such as ``layout: per_source``; None without an example.
+
+    ``root`` is the model in which the key path begins.
+    """
+    field = field_at(root, path)
     if field is None or not field.examples:
         return None
     return f"{path[-1]}: {plain(field.examples[0])}"
@@ -69,21 +70,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
-    """Convert one of pydantic's errors to a problem, with the origin of the value and an example."""
+def from_pydantic(root: type[BaseModel], error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
+    """Convert one of pydantic's errors about a model to a problem, with the origin of the value and an example."""
     path: Path = tuple(error["loc"])
     origin = _origin(path, origins)
     value = None if error["type"] == "missing" else shown(error["input"])
     if error["type"] in {"extra_forbidden", "invalid_key"}:
-        if (gone := removed_key(path)) is not None:
-            return Problem(show(path), gone, value=value, origin=origin)
-        near = suggest(path)
-        wrong = "unknown key" if near is None else f"unknown key, did you mean {near}?"
-        example = None if near is None else example_at((*path[:-1], near.rpartition(".")[2]))
-        return Problem(show(path), wrong, value=value, example=example, origin=origin)
-    return Problem(
-        show(path) or "the configuration", _wrong(error), value=value, example=example_at(path), origin=origin
-    )
+        near = suggest(root, path)
+        example = None if near is None else example_at(root, (*path[:-1], near.rpartition(".")[2]))
+        return Problem(show(path), unknown(root, path), value=value, example=example, origin=origin)
+    key = show(path) or "the configuration"
+    return Problem(key, _wrong(error), value=value, example=example_at(root, path), origin=origin)
 
 
 def _wrong(error: ErrorDetails) -> str:
@@ -104,53 +101,3 @@ def _origin(path: Path, origins: Mapping[Path, str]) -> str | None:
         if path[:length] in origins:
             return origins[path[:length]]
     return None
-
-
-class Findings:
-    """The configuration that is being checked, and the contradictions that the checks have found.
-
-    Args:
-        config: the configuration.
-        origins: the origin of each key's value, by key path: a line of the file, a variable, or ``command line``.
-        bad: the keys whose values are invalid. ``config`` has their defaults instead, and the checks skip these keys.
-    """
-
-    def __init__(self, config: Config, origins: Mapping[Path, str], bad: frozenset[Path]) -> None:
-        self.config = config
-        self.origins = origins
-        self.bad = bad
-        self.problems: list[Problem] = []
-
-    def sound(self, *keys: Path) -> bool:
-        """Return whether all of these keys, and the sections that contain them, have valid values."""
-        return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
-
-    def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
-        """Add a contradiction about a key to the problems.
-
-        Add nothing if the value of the key is invalid, because this is already a problem.
-
-        Args:
-            key: the path of the key.
-            wrong: a sentence about the contradiction.
-            value: the value of the key.
-            example: a valid line of YAML.
-        """
-        if not self.sound(key):
-            return
-        text = None if value is None else shown(value)
-        self.problems.append(Problem(show(key), wrong, text, example, self.origins.get(key)))
-
-    def value(self, key: Path) -> str | None:
-        """Return the value of a key as text; None if the value is null."""
-        node: object = self.config
-        for piece in key:
-            node = node[piece] if isinstance(node, tuple) and isinstance(piece, int) else getattr(node, str(piece))
-        return None if node is None else str(node)
-
-    def streams_sound(self) -> bool:
-        """Return whether all keys that determine the slots of the sources have valid values."""
-        several = range(len(self.config.sources))
-        return self.sound(
-            ("sources",), *(("sources", i, key) for i in several for key in ("data_parallel_size", "slot"))
-        )

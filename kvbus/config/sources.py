@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
+from kvbus.config import logs
 from kvbus.config.endpoints import endpoint_offset
 from kvbus.config.values import ApiUrl, Discover, Endpoint, Int, Name, Section, Text, key
 
@@ -115,6 +116,12 @@ class SourceConfig(Section):
         if isinstance(data, dict) and "endpoint" not in data and data.get("discover") is None:
             return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
         return data
+
+    @property
+    def log_settings(self) -> dict[str, Any] | None:
+        """The settings of ``discover`` if this source is read from a log; None for every other source."""
+        found = [settings for kind, settings in (self.discover or {}).items() if kind in logs.TYPES]
+        return found[0] if found else None
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
         """Return the rank and the slot of each rank. An entry with ``discover`` has no ranks.

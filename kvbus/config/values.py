@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from kvbus.config import parts
 from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
+from kvbus.config.paths import show
+from kvbus.config.problems import from_pydantic
 from kvbus.core.types import MEDIA, Tier
 from kvbus.core.wire.profiles import PROFILES
 
@@ -226,10 +229,10 @@ def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
     try:
         return {kind: settings.model_validate({} if given is None else given).model_dump(mode="json")}
     except ValidationError as error:
-        from kvbus.config.problems import from_pydantic  # noqa: PLC0415 - it needs the models, which need this module
-
-        items = error.errors(include_url=False)
-        problems = [from_pydantic({**item, "loc": (kind, *item["loc"])}, {}) for item in items]
+        problems = [
+            replace(from_pydantic(settings, item, {}), key=show((kind, *item["loc"])), example=None)
+            for item in error.errors(include_url=False)
+        ]
         raise ValueError("; ".join(map(str, problems))) from error
 
 

@@ -121,7 +121,7 @@ def _curve(section: str, at: SourceConfig | OutputConfig, problems: list[Problem
             return absent if path is None else reader(path)
         except KeyFileError as error:
             where = f"{section}.{key}"
-            problems.append(Problem(where, str(error), str(path), example_at(parse(where))))
+            problems.append(Problem(where, str(error), str(path), example_at(Config, parse(where))))
             return absent
 
     pair = read("curve_secret_key_file", at.curve_secret_key_file, read_secret, (b"", b""))

@@ -188,4 +188,4 @@ def read_tls(certificate: Path, key: Path, before: Tls | None = None) -> Tls:
 
 
 def _problem(key: str, error: KeyFileError, config: Config) -> Problem:
-    return Problem(key, str(error), str(getattr(config, key)), example_at((key,)))
+    return Problem(key, str(error), str(getattr(config, key)), example_at(Config, (key,)))

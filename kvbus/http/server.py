@@ -16,7 +16,6 @@ from aiohttp import HttpVersion10, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from kvbus.common.removed import PATHS, gone
 from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import Config, SourceStream
 from kvbus.core.findings.finding import Finding
@@ -217,8 +216,6 @@ class AdminServer:
             text = f"{request.path} takes {allowed}, not {request.method}"
             return problem(405, text, {"Allow": allowed})
         except web.HTTPNotFound:
-            if instead := PATHS.get(request.path):
-                return problem(410, gone(instead))
             return problem(404, f"no path {request.path!r:.100}; the paths are: {', '.join(self.paths)}")
 
     async def _guarded(self, request: web.Request, handler: Handler, *, content: bool) -> web.StreamResponse:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
-from kvbus.config.logs import TYPES, settings_of
+from kvbus.config.logs import TYPES
 from tests.chart.charts import CASES, Release, Values, helm, render
 from tests.chart.test_render import loaded_config
 from tests.security.certificates import Authority
@@ -34,7 +34,7 @@ def access(config: Config, kind: str) -> dict[str, Any]:
     """Return how a release reaches its log of streams (Kafka, NATS or Redis): the endpoint and the credentials."""
     log = next((output for output in config.outputs if output.type == kind), None)
     if log is None or log.log is None:
-        settings = settings_of(config.sources[0])
+        settings = config.sources[0].log_settings
         assert settings is not None
         return settings
     return {"endpoint": log.endpoint, "model": config.model, **log.log.model_dump(mode="json")}

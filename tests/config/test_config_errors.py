@@ -76,7 +76,6 @@ def test_a_config_error_lists_every_problem_and_has_its_exit_code():
         ("http_allowed_hosts", "['.']", "'.' is not a host name or address"),
         ("state_dir", "5", "must be auto, a path or null"),
         ("state_dir", "''", "must be auto, a path or null"),
-        ("on_partial", "reset", "gone: use the engine's own API"),
         ("sources[0].api", "127.0.0.1:8000", "must be http://host:port"),
         ("sources[0].api", "http://", "must be http://host:port"),
         ("sources[0].api", "ftp://10.0.0.1", "must be http://host:port"),
@@ -164,9 +163,3 @@ def test_the_example_of_each_key_is_valid(model):
 )
 def test_the_error_for_an_unknown_key_suggests_the_known_key(problems, text, key, suggestion):
     assert f"did you mean {suggestion}?" in problems(text)[key]
-
-
-def test_a_removed_key_in_a_wrong_section_is_named_as_removed(problems):
-    found = problems("sources: [{on_partial: reset}]\noutputs: [{}]", flags={"outputs[0].analytics": "true"})
-    assert "gone: use the engine's own API" in found["sources[0].on_partial"]
-    assert "gone: use `kvbus record`" in found["outputs[0].analytics"]

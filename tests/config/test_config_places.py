@@ -175,6 +175,19 @@ def test_a_list_of_values_can_be_set_completely_or_by_element(read):
     assert read(text, env=env, flags=flags).http_allowed_hosts == ("f.internal", "g.internal")
 
 
+def test_a_variable_sets_a_key_in_a_section_of_an_element(read):
+    text = (
+        "model: m\nsources: [{}]\noutputs: [{name: log, type: kafka, endpoint: 'tcp://kafka:9092', kafka: {topic: a}}]"
+    )
+    assert read(text, env={"KVBUS_OUTPUTS__0__KAFKA__TOPIC": "b"}).outputs[0].kafka.topic == "b"
+
+
+def test_a_section_in_a_stronger_layer_replaces_the_section_of_the_file(read):
+    text = MINIMAL + "limits: {max_frames: 8, max_events: 9}"
+    limits = read(text, env={"KVBUS_LIMITS": "{max_events: 7}"}, flags={"limits.max_groups": "3"}).limits
+    assert (limits.max_frames, limits.max_events, limits.max_groups) == (16, 7, 3)
+
+
 def test_variables_are_converted_to_null_and_other_types(read):
     env = {
         "KVBUS_HTTP": "null",

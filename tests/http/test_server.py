@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import resource
 import shutil
@@ -19,7 +18,6 @@ from email.utils import parsedate_to_datetime
 import pytest
 import uvloop
 
-from kvbus.common.removed import PATHS
 from kvbus.http import server
 from tests.doubles.bus import eventually
 from tests.http.test_http import web
@@ -99,14 +97,6 @@ async def test_kvbus_logs_an_error_of_a_request_and_answers_the_next_request(mon
             assert (await client.status("/routers"))[0] == 500
         assert "ZeroDivisionError" in caplog.text
         assert await client.text("/livez") == "ok\n"
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_removed_http_path_names_its_replacement(path):
-    async with web() as client:
-        for method in ("GET", "POST"):
-            status, text = await client.status(path, method)
-            assert (status, json.loads(text)) == (410, {"error": f"gone: {PATHS[path]}"})
 
 
 async def test_blocks_without_a_source_is_an_empty_answer():

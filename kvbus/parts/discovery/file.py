@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvbus.common.errors import Problem
+from kvbus.config.paths import show
 from kvbus.config.problems import from_pydantic, plain
 from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Section, Text, key
 from kvbus.parts.discovery.contract import (
@@ -134,7 +135,7 @@ class FileDiscoverer:
 def _problem(number: int, error: ValidationError) -> Problem:
     """Return the first problem of the entry at position ``number`` of the list, with an example of the key."""
     first = error.errors()[0]
-    problem = from_pydantic({**first, "loc": (number, *first["loc"])}, {})
+    problem = replace(from_pydantic(Listed, first, {}), key=show((number, *first["loc"])))
     field = Listed.model_fields.get(str(first["loc"][0])) if first["loc"] else None
     if field is None:
         return replace(problem, example="{name: pod-a, endpoint: tcp://10.0.0.3:5557}")

@@ -59,7 +59,7 @@ def offers(observed: BusState, front: Fronting, host: str) -> Offers:
         raise UnanswerableError("kvbus does not know yet where the engine publishes")
     if len({names[stream.index] for stream in streams}) > 1:
         raise UnanswerableError("kvbus has several engines: name this engine's source in the front's `source`")
-    number = front.number_of_output(config.outputs)
+    number = front.number_of_output(each.name for each in config.outputs)
     output = config.outputs[number or 0]
     if output.layout == "merged" and len(streams) > 1:
         have = f"kvbus has one stream for all ranks (output {output.name})"
