@@ -15,7 +15,7 @@ from kvbus.core.events import (
 )
 from kvbus.core.findings import bus, engine
 from kvbus.core.findings.engine import NOTHING_LISTENS
-from kvbus.core.findings.finding import Findings, Kind
+from kvbus.core.findings.finding import Findings, Kind, Severity
 from kvbus.core.findings.source import MIN_COPIES, MIN_LEFT_OUT, source_findings
 from kvbus.core.source import RECENT_S
 from kvbus.core.types import Reason
@@ -83,16 +83,24 @@ def test_a_finding_reports_a_block_size_above_that_of_the_engine():
 
 
 def test_a_finding_lists_all_reasons_of_refused_events():
-    source = fed([{"type": "Unheard"}], [{"type": "Unheard"}, {"type": "Other"}])
-    assert findings_of(source) == {
-        "not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"
-    }
+    source = fed()
     source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
     assert findings_of(source)["not_events"].startswith(
         "events or batches refused (1): the messages have no sequence number"
     )
-    source.stats.rejected.update({Reason.UNKNOWN_EVENT: 1, Reason.NESTING: 1})
-    assert findings_of(source)["not_events"].endswith(" stream; reason nesting, unknown_event, see docs/PROTOCOL.md")
+    source.stats.rejected.update({Reason.SEQ_RANGE: 1, Reason.NESTING: 1})
+    assert findings_of(source)["not_events"].endswith(" stream; reason nesting, seq_range, see docs/PROTOCOL.md")
+
+
+def test_a_note_names_the_types_of_unknown_events():
+    unheard = {"type": "Unheard"}
+    source = fed([store([1, 2])], [unheard, store([3], 2)], [unheard, {"type": "Other"}, {}])
+    (found,) = source_findings(source)
+    assert (found.id, found.severity) == ("unknown_events", Severity.NOTE)
+    assert found.text.startswith("events left out (4), because this version of kvbus does not know their types: Other,")
+    assert found.text.endswith("Other, Unheard, without a name")
+    many = fed([{"type": f"Type{n}"} for n in range(9)])
+    assert source_findings(many)[0].text.endswith("Type0, Type1, Type2 and 6 more")
 
 
 def test_a_finding_does_not_change_when_reasons_swap_their_ranks():
@@ -107,7 +115,7 @@ def test_a_finding_does_not_change_when_reasons_swap_their_ranks():
 @pytest.mark.parametrize(
     ("refused", "id_", "rules"),
     [
-        ([{"type": "Unheard"}], "not_events", {}),
+        ([{"type": "Unheard"}], "unknown_events", {}),
         ([store([1, 2], block_size=16)], "block_size", {"block_size": 24}),
         ([store([1], tokens=[1])], "events_refused", {}),
     ],

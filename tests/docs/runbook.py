@@ -90,6 +90,7 @@ OWN: dict[str, dict[str, Any]] = {
     "replay_not_router": {"endpoint": "tcp://engine-0:5558", "what": "publishes"},
     "replay_silent": {"endpoint": "tcp://engine-0:5558"},
     "not_events": {"why": "the messages are not msgpack, so they are not KV-cache events"},
+    "unknown_events": {"types": "BlockMoved"},
     "events_refused": {"why": "reason token_count, see docs/PROTOCOL.md"},
     "block_size": {"size": 32, "own": " of 16 tokens"},
     "block_size_too_large": {"size": 32},

@@ -271,6 +271,14 @@ NOT_EVENTS: Final = problem(
     "events or batches refused ({count:,}): {why}",
     "set endpoint to an engine's event port; to inspect the stream, save it with kvbus record",
 )
+UNKNOWN_EVENTS: Final = note(
+    "unknown_events",
+    "{at}.endpoint",
+    "events left out ({count:,}), because this version of kvbus does not know their types: {types}",
+    "upgrade kvbus to a version that knows these types; if the engine sends no other events, set endpoint to an "
+    "engine's event port",
+    "Routers do not get these events. If such an event changes the engine's cache, routers do not learn of the change.",
+)
 EVENTS_REFUSED: Final = problem(
     "events_refused",
     "{at}.endpoint",

@@ -12,6 +12,7 @@ from kvbus.core.sequencing.epoch import NOTHING
 from kvbus.core.sequencing.phases import SEPARATED, Phase
 from kvbus.core.source import REANNOUNCED, Source
 from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.codec import EVENT
 
 MIN_LEFT_OUT: Final = 32
 """Number of left-out events after which kvbus concludes that the model has no group whose blocks belong to prefixes.
@@ -22,6 +23,9 @@ groups, such as sliding windows.
 
 MAX_TOPIC: Final = 64
 """Maximum length of a topic in the text of a finding, in characters."""
+
+MAX_TYPES: Final = 3
+"""Maximum number of types of unknown events in the text of a finding."""
 
 MIN_REANNOUNCED: Final = 32
 MIN_COPIES: Final = 64
@@ -49,7 +53,6 @@ _OF_BATCHES: Final = frozenset(
         Reason.NOT_MSGPACK,
         Reason.NESTING,
         Reason.BATCH_SHAPE,
-        Reason.UNKNOWN_EVENT,
     }
 )
 """Reasons of refused messages which suggest that the endpoint is not an engine's event port.
@@ -65,6 +68,7 @@ _SAID_ELSEWHERE: Final = frozenset(
         Reason.INDEX_FULL,
         Reason.OTHER_TOPIC,
         Reason.TOO_MANY_GROUPS,
+        Reason.UNKNOWN_EVENT,
         REANNOUNCED,
         *_OWN_ROW,
     }
@@ -157,6 +161,15 @@ def _of_events(source: Source) -> Iterator[Finding]:
         counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is of_batches}
         if counts:
             yield kind(at=location.section, count=sum(counts.values()), why=_named(map(Reason, counts)))
+    if unknown := rejected.get(Reason.UNKNOWN_EVENT):
+        yield catalogue.UNKNOWN_EVENTS(at=location.section, count=unknown, types=_types(source.unknown))
+
+
+def _types(unknown: Iterable[str]) -> str:
+    """Return the types of unknown events, up to :data:`MAX_TYPES`, from the names of unknown events and fields."""
+    types = sorted(name.removeprefix(f"{EVENT} ") for name in unknown if name.startswith(f"{EVENT} "))
+    shown_types = ", ".join(types[:MAX_TYPES]) or "not kept"
+    return shown_types + (f" and {len(types) - MAX_TYPES} more" if len(types) > MAX_TYPES else "")
 
 
 def _named(reasons: Iterable[Reason]) -> str:

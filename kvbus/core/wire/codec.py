@@ -225,7 +225,7 @@ def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     else:
         tag = _decode_any(fields.pop("type", b"\xc0"))
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
-        note(unknown, "event", tag)
+        note(unknown, EVENT, tag)
         return Reason.UNKNOWN_EVENT
     known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else _CLEARED_FIELDS
     for name in [name for name in fields if name not in known]:
@@ -237,11 +237,9 @@ def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
 
 def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     items = _decode_raw_list(raw)
-    if not items:
-        return Reason.UNKNOWN_EVENT
-    tag = _decode_any(items[0])
+    tag = _decode_any(items[0]) if items else None
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
-        note(unknown, "event", tag)
+        note(unknown, EVENT, tag)
         return Reason.UNKNOWN_EVENT
     names = _ARRAY_FIELDS[tag]
     # The array of a later engine version may have more items. kvbus drops them, because no encoding has a name or a
@@ -264,6 +262,9 @@ The operator sees these names.
 """
 
 _LONGEST_NAME: Final = 48
+
+EVENT: Final = "event"
+"""Word before the type of an unknown event, in the names of unknown events and fields."""
 
 
 def note(unknown: set[str], kind: str, name: Any) -> None:
