@@ -181,8 +181,9 @@ class StreamState:
         snapshot = output.snapshots[self._stream_slot] = StateSnapshot(
             self.stream.next_seq - 1,
             [
-                self._part(output, source_slot, source)
+                part
                 for source_slot, source in self._out.sources_of(output, self._stream_slot)
+                for part in self._parts(output, source_slot, source)
             ],
             profile.wire,
             clears=self._clears(),
@@ -200,11 +201,17 @@ class StreamState:
             return "each"
         return "none" if self._out.clears_others(self.output, self._stream_slot) else "first"
 
-    def _part(self, output: Output, source_slot: int, source: Source) -> Part:
+    def _parts(self, output: Output, source_slot: int, source: Source) -> list[Part]:
+        """Return the part of a state with the source's blocks, after an empty part for each earlier rank of the source.
+
+        An empty part clears the blocks that a router may still hold under that rank.
+        """
         index = Index() if source.expired else output.index_of(source_slot, source).copy()
         if output.spec.profile.one_group:
             index.keep_group(source.normalizer.first_group)
-        return Part(index, output.rank_of(source_slot, source), source.ts, source.normalizer.block_size or 0)
+        earlier = () if output.merged else source.earlier_ranks
+        own = Part(index, output.rank_of(source_slot, source), source.ts, source.normalizer.block_size or 0)
+        return [*(Part(Index(), rank, source.ts) for rank in earlier), own]
 
 
 class ReplayAnswer:

@@ -67,7 +67,10 @@ class Applier:
         stats.last_batch = source.ts = batch.ts
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
-            self._see_rank(slot, source, rank, now)
+            if source.ranked or rank == source.rank:
+                source.see_rank(rank)
+            else:
+                self._out.change_rank(slot, source, rank, now)
         events = normalizer.apply(batch, first_of_epoch=seq == 0)
         if source.lifetimes is not None:
             source.lifetimes.see(batch.events, now)
@@ -85,14 +88,9 @@ class Applier:
             return
         if not events:
             return
-        source.announced = True
+        if not source.announced:
+            source.begin_announcing()
         self._out.publish_all(slot, source, events, blocks_in(events), now)
-
-    def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:
-        before = source.rank
-        source.see_rank(rank)
-        if source.rank != before:
-            self._out.cleared_under(slot, source, now)
 
     def clear(self, slot: int, source: Source, now: float) -> None:
         """Send AllBlocksCleared for a source to all routers, if any of its blocks were announced."""
@@ -121,7 +119,8 @@ class Applier:
         source = self._sources[record.source]
         source.expired = False
         self._out.announce(record.source, source, now)
-        source.announced = len(source.normalizer.index) > 0
+        if len(source.normalizer.index) > 0:
+            source.begin_announcing()
 
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
         source = self._sources[record.source]

@@ -75,6 +75,7 @@ def _source_head(source: Source) -> dict[str, Any]:
         "label": source.spec.label,
         "rank": source.rank,
         "ranked": source.ranked,
+        "ranks_announced": source.ranks_announced,
         "ts": source.ts,
         "topic": source.topic,
         "announced": source.announced,
@@ -175,7 +176,7 @@ class Loader:
             raise StateError(f"the saved state has the outputs {shape}, and this bus has {own_shape}")
         for source, entry in zip(relay.sources, head["sources"], strict=True):
             source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
-            source.ranked = entry["ranked"]
+            source.ranked, source.ranks_announced = entry["ranked"], entry["ranks_announced"]
             source.announced, source.expired = entry["announced"], entry["expired"]
             source.lost, source.partial_since = entry["lost"], entry["partial_since"]
             source.publisher_id = entry["publisher_id"]

@@ -179,21 +179,31 @@ class Outgoing:
         seq = stream.append(payload, now, empty=not events)
         self.commands.append(Publish(output_id, stream_slot, stream.topic, seq, payload, events, stream.publisher_id))
 
-    def cleared_under(self, source_slot: int, source: Source, now: float) -> None:
-        """Send AllBlocksCleared under the rank that an engine has just named.
+    def change_rank(self, source_slot: int, source: Source, rank: int, now: float) -> None:
+        """Give a source the rank that its engine has just named, and move its blocks to that rank at routers.
 
-        Call it when that rank differs from the rank that kvbus assumed. Routers may still hold blocks under it, which a
-        previous kvbus process announced.
+        Routers file blocks by rank. They may hold blocks of this source under the rank that kvbus has assumed so far,
+        and under the new rank, if a previous kvbus process announced them. A merged stream names no engine's rank.
         """
-        for output_id, output in enumerate(self._outputs):
+        outputs = [
+            (output_id, output)
+            for output_id, output in [*self._plain, *self.fitted]
             # routers recognize SGLang by a batch 0 that begins with AllBlocksCleared, so batch 0 must not be a clear
-            if (
-                not output.merged
-                and output.streams[source_slot].next_seq
-                and source_slot not in output.hidden
-                and not self.clears_others(output, source_slot)
-            ):
-                self._publish_clear(output_id, source_slot, source.rank, now)
+            if not output.merged and source_slot not in output.hidden and output.streams[source_slot].next_seq
+        ]
+        if source.announced:
+            for output_id, output in outputs:
+                removals = partial(removals_of, output.index_of(source_slot, source))
+                self._publish_fit(output_id, output, source_slot, source, [AllBlocksCleared()], [removals], now)
+        source.see_rank(rank)
+        for output_id, output in outputs:
+            if not self.clears_others(output, source_slot):
+                self._publish_on(output_id, output, source_slot, source, [AllBlocksCleared()], now)
+        if source.announced:
+            source.begin_announcing()
+            for output_id, output in outputs:
+                events = list(announce(output.index_of(source_slot, source)))
+                self._publish_fit(output_id, output, source_slot, source, events, (), now)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 

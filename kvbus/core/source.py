@@ -48,6 +48,9 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
 They concern messages that are not batches, wrong seqs, or batches that kvbus forwards unchanged.
 """
 
+MAX_RANKS: Final = 8
+"""Maximum number of ranks that kvbus remembers for a source, whose rank may differ from epoch to epoch."""
+
 REANNOUNCED: Final = "reannounced"
 """Name of a count that :meth:`Source.recent` returns: the number of stores whose blocks were all live already.
 
@@ -90,6 +93,11 @@ class Source:
         """Whether the engine has named its rank in this epoch.
 
         The first rank that the engine names stays the source's rank until the epoch ends.
+        """
+        self.ranks_announced: list[int] = []
+        """The ranks under which kvbus has announced blocks of this source, the latest last, up to :data:`MAX_RANKS`.
+
+        A router that was disconnected when the rank changed may still hold blocks under an earlier rank.
         """
         self.ts = 0.0
         self.topic = spec.topic
@@ -210,12 +218,23 @@ class Source:
         """Set the source's rank to the rank that a batch names, if no earlier batch of the epoch has named a rank.
 
         Otherwise count the batch if it names another rank. Routers group blocks by rank, so the rank of a source must
-        not change within an epoch.
+        not change after the engine has named it.
         """
         if not self.ranked:
             self.rank, self.ranked = rank, True
         elif rank != self.rank:
             self.stats.filtered[Filtered.OTHER_RANK] += 1
+
+    def begin_announcing(self) -> None:
+        """Record that routers now get blocks of this source under its rank."""
+        self.announced = True
+        ranks = [rank for rank in self.ranks_announced if rank != self.rank]
+        self.ranks_announced = [*ranks, self.rank][-MAX_RANKS:]
+
+    @property
+    def earlier_ranks(self) -> list[int]:
+        """The ranks under which a router may still hold blocks of this source, without the source's present rank."""
+        return [rank for rank in self.ranks_announced if rank != self.rank]
 
     @property
     def state(self) -> State:

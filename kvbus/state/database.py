@@ -33,7 +33,7 @@ NAME: Final = "state.db"
 FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
 """Names of the database file and of the files that SQLite creates next to it."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version number of the database's tables and of the encoded records. Raise it whenever one of them changes."""
 
 _APPLICATION: Final = 0x6B766273

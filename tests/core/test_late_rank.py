@@ -189,7 +189,7 @@ def test_a_merged_stream_names_no_rank_of_an_engine_and_is_not_cleared():
     source = SourceSpec("engine/0", 0, replay=False)
     relay = Relay([source], [OutputSpec("all", PROFILES["vllm"], [b"kv"], merged=True, heartbeat=0.0)])
     commands: list[Command] = []
-    for seq, named in enumerate(([None], [1])):
+    for seq, named in enumerate((NAMED["null"], NAMED["1"])):
         payload = pack([1.0, [store([seq + 1])], *named])
         commands += relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
     assert [type(command) for command in commands] == [Publish, Publish]

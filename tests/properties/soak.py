@@ -53,6 +53,7 @@ def draw_setup(rng: random.Random) -> Setup:
         block_size=rng.choice([None, 2]),
         blocks_per_batch=rng.choice([None, 1, 3]),
         host=rng.random() < 0.7,
+        ranks=rng.choice(["fixed", "late", "changing"]),
     )
 
 

@@ -15,7 +15,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 import pytest
@@ -74,6 +74,9 @@ Change = tuple[Any, ...]
 
 CLEARED = {"type": "AllBlocksCleared"}
 
+NAMED_FROM: Final = 4
+"""Seq of the first batch in which an engine with changing ranks names its second rank."""
+
 TAIL = 1000
 """Difference between the number of a tail block and the number of the block before it."""
 
@@ -108,6 +111,10 @@ class Setup:
     """
     host: bool = True
     """Whether engines also keep blocks on the CPU. If not, all their blocks are on the GPU."""
+    ranks: Literal["fixed", "late", "changing"] = "fixed"
+    """The ranks that an engine's batches name: always its own, its own from the fourth batch on, or another one from
+    the fourth batch on.
+    """
 
 
 def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
@@ -144,6 +151,17 @@ class Engine:
     @property
     def publisher(self) -> bytes:
         return b"%016d" % (self.rank * 1000 + self.life) if self.kind == "snapshot" else b""
+
+    def envelope(self) -> list[Any]:
+        """Return the rest of the next batch after its events: the rank, or nothing if the batch has two items."""
+        own, other = [self.rank], [self.rank + 9]
+        ways: dict[str, list[tuple[list[Any], list[Any]]]] = {
+            "fixed": [(own, own)],
+            "late": [([None], own), ([], own)],
+            "changing": [([None], other), ([], other), (own, other), (other, [None]), (other, own)],
+        }
+        first, later = ways[self.setup.ranks][(self.life + self.rank) % len(ways[self.setup.ranks])]
+        return first if self.seq < NAMED_FROM else later
 
     def hash_of(self, block: int) -> int | bytes:
         return block.to_bytes(32, "big") if self.setup.bytes_hashes else block
@@ -213,7 +231,7 @@ class Engine:
                     for key in [key for key in counts if (key[0] == "GPU") != again]:
                         del counts[key]
         self._see(run)
-        payload = encode([float(self.life), events, self.rank])
+        payload = encode([float(self.life), events, *self.envelope()])
         message = (self.seq, payload)
         self.seq += 1
         self.buffer = [*self.buffer, message][-self.setup.buffer_steps :]
@@ -250,20 +268,20 @@ class Engine:
         events.insert(0, self.store([1, 3], "GPU"))
         hashes = [self.hash_of(1), self.hash_of(3)]
         events.insert(1, {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
-        chunks = [encode([float(self.life), events, self.rank])] if self.seq else []
+        chunks = [encode([float(self.life), events, *self.envelope()])] if self.seq else []
         return [(self.seq - 1).to_bytes(8, "big", signed=True), self.publisher, *chunks]
 
 
 class Router(RankedRouter):
     """A router with a plain set for each rank, which fails at any violation of the stream's rules.
 
-    It ignores live batches while ``deaf``. With ``one_copy`` it has one set for all ranks, so each removal and clear
-    applies to all ranks.
+    It ignores live batches while ``deaf``. With ``ignores_ranks`` it has one set for all ranks, so each removal and
+    clear applies to all ranks.
     """
 
-    def __init__(self, *, one_copy: bool = False, takes_late: bool = False) -> None:
+    def __init__(self, *, ignores_ranks: bool = False, takes_late: bool = False) -> None:
         super().__init__()
-        self.one_copy = one_copy
+        self.ignores_ranks = ignores_ranks
         self.takes_late = takes_late
         """Whether the router's profile permits answers that begin after the requested seq."""
         self.deaf = False
@@ -285,7 +303,7 @@ class Router(RankedRouter):
             self.next = max(seq, self.next)
 
     def take(self, payload: bytes) -> None:
-        if self.one_copy:
+        if self.ignores_ranks:
             self.views.setdefault(0, PlainSetRouter()).take(self.next - 1, payload)
         else:
             super().take(payload)
@@ -442,6 +460,11 @@ class World:
         self.subscribers: dict[tuple[int, int], Subscriber] = {}
         self.saved = list(dump(self.relay))
         self.log: list[Frame] = []
+        self.forgot_ranks = False
+        """Whether kvbus has lost its state, and with it the ranks under which routers may hold blocks.
+
+        A rank that neither the configuration nor the engine names any more can then not be cleared.
+        """
         self.begun: tuple[Iterator[bytes], int] | None = None
         """The checkpoint in progress: its remaining slices, and the index of the first write-ahead log frame after
         its start.
@@ -785,6 +808,7 @@ class World:
             self._cut(source)
             self.lines[source].heard = (-1, -1)
         self.first_seqs = {place: seq + 4 if seq >= 0 else 0 for place, seq in self.last_seq.items()}
+        self.forgot_ranks = True
         self.relay = self.make_relay()
         self.relay.records = Records()
         for line in self.lines:
@@ -813,7 +837,8 @@ class World:
 
     def _new_router(self, place: tuple[int, int]) -> Router:
         spec = self.relay.outputs[place[0]].spec
-        return Router(one_copy=spec.merged and spec.profile.one_copy, takes_late=not spec.profile.filled_replay)
+        ignores = spec.profile.one_copy if spec.merged else spec.profile.clears != "rank"
+        return Router(ignores_ranks=ignores, takes_late=not spec.profile.filled_replay)
 
     def _place(self, number: int) -> tuple[int, int]:
         places = self.places
@@ -948,7 +973,8 @@ class World:
         for place, late in self.late.items():
             late.finish()
             assert late.router.next == self.last_seq[place] + 1
-            assert late.router.blocks == self.routers[place].blocks or late.router.stale or self.routers[place].stale
+            older = self.routers[place]
+            assert late.router.blocks == older.blocks or late.router.stale or older.stale or self.forgot_ranks
         self.late.clear()
         for place, subscriber in self.subscribers.items():
             if not subscriber.connected:
@@ -1001,11 +1027,12 @@ class World:
         """
         output = self.relay.outputs[place[0]]
         sources = list(range(len(self.lines))) if output.merged else [place[1]]
-        for those in [sources] if router.one_copy else [[i] for i in sources]:
+        for those in [sources] if router.ignores_ranks else [[i] for i in sources]:
             if not all(map(self._can_be_known, those)):
                 continue
-            ranks = {0 if router.one_copy else output.rank_of(i, self.relay.sources[i]) for i in those}
-            view = {(medium, block) for of, _, medium, block in router.blocks if of in ranks}
+            ranks = {0 if router.ignores_ranks else output.rank_of(i, self.relay.sources[i]) for i in those}
+            whole = not output.merged and not self.forgot_ranks
+            view = {(medium, block) for of, _, medium, block in router.blocks if whole or of in ranks}
             folded = output.spec.profile.wire.fold_hashes
             engines = [self.lines[i].engine for i in those]
             truth = {block for engine in engines for block in self._named(engine, engine.truth, folded)}
@@ -1079,7 +1106,10 @@ def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[st
     }
 
 
-OF_A_SOURCE = ("rank", "ranked", "ts", "topic", "publisher_id", "lost", "partial_since", "announced", "expired")
+OF_A_SOURCE = (
+    *("rank", "ranked", "ranks_announced", "ts", "topic", "publisher_id"),
+    *("lost", "partial_since", "announced", "expired"),
+)
 
 
 def tables_of(index: Any) -> dict[Any, Any]:

@@ -443,7 +443,7 @@ async def test_kvbus_refuses_a_state_of_a_newer_version_and_does_not_change_it(
     chosen = {"named": str(directory), "auto": "auto", "none": None}[state_dir]
     config = left.config.model_copy(update={"state_dir": chosen})
     for _ in range(2):
-        with pytest.raises(StateDirError, match=r"state\.db is of version 99 and this kvbus reads version 1") as caught:
+        with pytest.raises(StateDirError, match=r"state\.db is of version 99 and this kvbus reads version 2") as caught:
             Daemon(config)
         assert caught.value.exit_code == 78
     assert before == {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from kvbus.common.errors import KvbusError
 from kvbus.config import Config, load
@@ -115,6 +115,9 @@ class Setup:
                     **output,
                 }
             )
+
+        self.ranks_named: Literal["fixed", "late"] = chance.choice(["fixed", "late"])
+        """Whether each batch of an engine names the rank, or only the batches from a certain seq on."""
 
     def config(self, sources: list[int], *, elsewhere: bool = False) -> Config:
         """Return a configuration with these engines as sources.

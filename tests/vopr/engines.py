@@ -18,7 +18,7 @@ from typing import Any
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.transport.ingress import Events
 from kvbus.transport.pump import CAP
-from tests.properties.world import Change, Engine, Setup, seq_frame
+from tests.properties.world import Change, Engine, seq_frame
 from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule
 
@@ -29,10 +29,10 @@ RECONNECT = 0.1
 class EngineNode:
     """The process of an engine at one address, with its cache, its sockets and its network link."""
 
-    def __init__(self, schedule: Schedule, name: str, kind: str, rank: int, buffer: int, hwm: int) -> None:
+    def __init__(self, schedule: Schedule, name: str, engine: Engine, hwm: int) -> None:
         self.schedule, self.name = schedule, name
         self.chance = schedule.chance(f"engine {name}")
-        self.engine = Engine(kind, Setup(engines=(kind,), buffer_steps=buffer), rank)
+        self.engine = engine
         self.hwm = hwm
         self.running = True
         self.reachable = True
