@@ -209,9 +209,11 @@ class StreamState:
         index = Index() if source.expired else output.index_of(source_slot, source).copy()
         if output.spec.profile.one_group:
             index.keep_group(source.normalizer.first_group)
-        earlier = () if output.merged else source.earlier_ranks
-        own = Part(index, output.rank_of(source_slot, source), source.ts, source.normalizer.block_size or 0)
-        return [*(Part(Index(), rank, source.ts) for rank in earlier), own]
+        parts = [Part(index, output.rank_of(source_slot, source), source.ts, source.normalizer.block_size or 0)]
+        for rank in () if output.merged else source.ranks_announced:
+            if rank != source.rank:
+                parts.insert(0, Part(Index(), rank, source.ts))
+        return parts
 
 
 class ReplayAnswer:

@@ -232,11 +232,6 @@ class Source:
         self.ranks_announced = [*ranks, self.rank][-MAX_RANKS:]
 
     @property
-    def earlier_ranks(self) -> list[int]:
-        """The ranks under which a router may still hold blocks of this source, without the source's present rank."""
-        return [rank for rank in self.ranks_announced if rank != self.rank]
-
-    @property
     def state(self) -> State:
         """The state of the source as ``/sources`` shows it."""
         return self.sequencer.state
