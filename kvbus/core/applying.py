@@ -15,7 +15,7 @@ from kvbus.core.blocks.announce import blocks_in
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import MAX_UNKNOWN, decode
+from kvbus.core.wire.codec import MAX_UNKNOWN, AnyEvent, decode
 
 
 class Applier:
@@ -33,6 +33,7 @@ class Applier:
         self._max_events = max_events
         self._by_type: dict[type, Callable[[Any, float], None]] = {
             wal.Delivered: self._delivered,
+            wal.Continued: self._continued,
             wal.EpochBegun: self._epoch_begun,
             wal.BatchesLost: self._batches_lost,
             wal.Expired: self._expired,
@@ -52,37 +53,54 @@ class Applier:
         self._by_type[type(record)](record, now)
 
     def _delivered(self, record: wal.Delivered, now: float) -> None:
-        self.deliver(record.source, record.seq, record.topic, record.payload, now)
+        """Decode and normalize one batch of a source, update the index, and publish the resulting events.
 
-    def deliver(self, slot: int, seq: int, topic: bytes, payload: bytes, now: float) -> None:
-        """Decode and normalize one batch of a source, update the index, and publish the resulting events."""
+        If the batch stores or removes very many blocks, do this for its first part. A record :class:`Continued` or
+        :meth:`finish` does it for the next part.
+        """
+        slot, payload = record.source, record.payload
         source = self._sources[slot]
-        source.topic = topic
-        normalizer, stats = source.normalizer, source.stats
+        source.topic = record.topic
         batch = decode(payload, self._max_events)
         if isinstance(batch, Reason):
-            normalizer.missed(batch)
-            source.keep_example(seq, payload, batch)
+            source.normalizer.missed(batch)
+            source.keep_example(record.seq, payload, batch)
             return
-        stats.last_batch = source.ts = batch.ts
+        source.stats.last_batch = source.ts = batch.ts
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             if source.ranked or rank == source.rank:
                 source.see_rank(rank)
             else:
                 self._out.change_rank(slot, source, rank, now)
-        events = normalizer.apply(batch, first_of_epoch=seq == 0)
-        if source.lifetimes is not None:
-            source.lifetimes.see(batch.events, now)
-        if len(stats.rejected) + len(stats.filtered) != source.reasons:
-            source.keep_example(seq, payload, batch)
-        source.dialect.see(payload)
-        if batch.unknown:
-            room = MAX_UNKNOWN - len(source.unknown)
-            source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
-        if normalizer.emptied and source.sequencer.partial:
-            source.lost = 0
-            source.sequencer.complete(certain=normalizer.clears.take_for_empty())
+        source.applying = record.seq, payload, batch
+        self._applied(slot, source, source.normalizer.apply(batch, first_of_epoch=record.seq == 0), now)
+
+    def _continued(self, record: wal.Continued, now: float) -> None:
+        source = self._sources[record.source]
+        self._applied(record.source, source, source.normalizer.go_on(), now)
+
+    def finish(self, slot: int, now: float) -> None:
+        """Apply all remaining parts of a source's last batch."""
+        while self._sources[slot].normalizer.parts:
+            self._continued(wal.Continued(slot), now)
+
+    def _applied(self, slot: int, source: Source, events: list[AnyEvent], now: float) -> None:
+        """Publish the events that result from a part of a batch. After the last part, finish the batch."""
+        normalizer, stats = source.normalizer, source.stats
+        if source.applying is not None and not normalizer.parts:
+            (seq, payload, batch), source.applying = source.applying, None
+            if source.lifetimes is not None:
+                source.lifetimes.see(batch.events, now)
+            if len(stats.rejected) + len(stats.filtered) != source.reasons:
+                source.keep_example(seq, payload, batch)
+            source.dialect.see(payload)
+            if batch.unknown:
+                room = MAX_UNKNOWN - len(source.unknown)
+                source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
+            if normalizer.emptied and source.sequencer.partial:
+                source.lost = 0
+                source.sequencer.complete(certain=normalizer.clears.take_for_empty())
         if source.expired:
             self._out.keep(slot, source, events)
             return
@@ -126,7 +144,9 @@ class Applier:
         source = self._sources[record.source]
         self._forget(record.source, now)
         for chunk in record.chunks:  # a chunk of a snapshot is one batch
-            self.deliver(record.source, -1, source.topic, chunk, now)  # seq -1 means: not the first batch of an epoch
+            # seq -1 means: not the first batch of an epoch
+            self._delivered(wal.Delivered(record.source, -1, source.topic, 0, chunk), now)
+            self.finish(record.source, now)
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
         del now
@@ -156,6 +176,7 @@ class Applier:
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)
+        source.applying = None
         self._out.forget(slot)
         if source.lifetimes is not None:
             source.lifetimes.forget()

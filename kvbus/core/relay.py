@@ -71,6 +71,16 @@ If more batches are ready, for example after a long replay, kvbus delivers them 
 serve other connections in between.
 """
 
+SLICE_BYTES: Final = 1024 * 1024
+"""Size in bytes of the delivered batches after which kvbus delivers a source's next batches in a later call."""
+
+MAX_WAITING: Final = 64 * 1024 * 1024
+"""Maximum size in bytes of a source's batches that wait for a later call while further batches arrive.
+
+If more bytes wait, the engine sends batches faster than kvbus can handle them. kvbus then handles them at once, and so
+reads the next message later.
+"""
+
 
 class Relay:
     """The core of kvbus, without I/O.
@@ -215,17 +225,23 @@ class Relay:
             source.expired, source.announced = True, False
             source.sequencer.expire()
 
-    def recovery_finished(self, now: float) -> None:
+    def recovery_finished(self, now: float) -> bool:
         """Finish the recovery of the saved state.
 
-        Every source counts as disconnected until the daemon reports its connection.
+        Every source counts as disconnected until the daemon reports its connection. If the previous process ended
+        within a batch, apply the remaining parts of the batch. Return whether there were any: the state on disk then
+        lacks them.
         """
-        for source in self.sources:
+        cut_off = any(bool(source.normalizer.parts) for source in self.sources)
+        for slot, source in enumerate(self.sources):
+            self._applier.finish(slot, now)
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
                 source.down_since = now
             if source.lifetimes is not None:
                 source.lifetimes.begin(now)
+        self._out.commands.clear()
+        return cut_off
 
     # -- adding and removing sources and outputs -----------------------------------------------------------------------
 
@@ -434,25 +450,39 @@ class Relay:
         self._do(wal.CacheEmptied(event.source), now)
 
     def _run(self, slot: int, source: Source, now: float) -> None:
-        """Carry out up to :data:`SLICE` actions of the source's sequencer. Set :attr:`backlog` if actions remain."""
-        actions = source.sequencer.actions
-        for _ in range(min(len(actions), SLICE)):
-            action = actions.popleft()
-            if isinstance(action, Deliver):
-                self._do(wal.Delivered(slot, action.seq, source.topic, action.fingerprint, action.payload), now)
-            elif isinstance(action, AskSnapshot):
-                source.sequencer.sent(action.request, now)
-                self._out.commands.append(RequestSnapshot(slot, action.request))
-            elif isinstance(action, Ask):
-                source.sequencer.sent(action.request, now)
-                self._out.commands.append(RequestReplay(slot, action.request, action.start))
-            elif isinstance(action, Stop):
-                self._out.commands.append(CancelReplay(slot, action.request))
-            elif isinstance(action, NewEpoch):
-                self._do(wal.EpochBegun(slot, source.sequencer.partial, source.publisher_id), now)
-            elif isinstance(action, Lost):
-                self._do(wal.BatchesLost(slot, action.count), now)
-            elif isinstance(action, Synced) and source.expired:
-                self._do(wal.Reannounced(slot), now)
-        if actions:
+        """Carry out a slice of the actions of the source's sequencer.
+
+        If actions or parts of a batch remain, set :attr:`backlog`. If too many bytes wait, go on with the next slice.
+        """
+        actions, normalizer = source.sequencer.actions, source.normalizer
+        while True:
+            size = 0
+            if normalizer.parts:
+                self._do(wal.Continued(slot), now)
+                size = SLICE_BYTES
+            for _ in range(min(len(actions), SLICE)):
+                if size >= SLICE_BYTES or normalizer.parts:
+                    break
+                action = actions.popleft()
+                if isinstance(action, Deliver):
+                    size += len(action.payload)
+                    self._do(wal.Delivered(slot, action.seq, source.topic, action.fingerprint, action.payload), now)
+                elif isinstance(action, AskSnapshot):
+                    source.sequencer.sent(action.request, now)
+                    self._out.commands.append(RequestSnapshot(slot, action.request))
+                elif isinstance(action, Ask):
+                    source.sequencer.sent(action.request, now)
+                    self._out.commands.append(RequestReplay(slot, action.request, action.start))
+                elif isinstance(action, Stop):
+                    self._out.commands.append(CancelReplay(slot, action.request))
+                elif isinstance(action, NewEpoch):
+                    self._do(wal.EpochBegun(slot, source.sequencer.partial, source.publisher_id), now)
+                elif isinstance(action, Lost):
+                    self._do(wal.BatchesLost(slot, action.count), now)
+                elif isinstance(action, Synced) and source.expired:
+                    self._do(wal.Reannounced(slot), now)
+            if not actions and not normalizer.parts:
+                return
             self.backlog = True
+            if sum(len(action.payload) for action in actions if isinstance(action, Deliver)) <= MAX_WAITING:
+                return

@@ -103,6 +103,8 @@ class Source:
         self.topic = spec.topic
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
+        self.applying: tuple[int, bytes, Batch] | None = None
+        """Seq, payload and events of the batch that is being applied in parts; None if the last batch is complete."""
 
         # Facts from which findings for the operator are made.
         self.examples: dict[str, str] = {}

@@ -136,8 +136,15 @@ class BlocksOutlived(msgspec.Struct, tag=14, array_like=True, gc=False):
     blocks: list[tuple[int | None, str, int | bytes]]
 
 
+class Continued(msgspec.Struct, tag=15, array_like=True, gc=False):
+    """The next part of the source's last batch is applied: see :attr:`Normalizer.parts`."""
+
+    source: int
+
+
 Record = (
     Delivered
+    | Continued
     | EpochBegun
     | BatchesLost
     | Expired

@@ -107,7 +107,8 @@ class StateWriter:
         if not self._loaded:
             log.info("there is no state in %s", self._store.location)
             return False
-        relay.recovery_finished(now)
+        if relay.recovery_finished(now):
+            self.distrust()
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
         text = "state read: %d blocks, %d records of the log, in %.1f s"
         log.info(text, blocks, records, self._clock() - begun)

@@ -20,6 +20,7 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
+from kvbus.core.normalizing import large_batches
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
@@ -96,7 +97,7 @@ class RecordingRelay:
         self.saved = list(dump(self.relay))
 
 
-def test_applied_records_restore_the_state_of_the_relay() -> None:
+def test_applied_records_restore_the_state_of_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = RecordingRelay()
     kept.take(Started(7.0))
     kept.take(SourceUp(0))
@@ -118,9 +119,14 @@ def test_applied_records_restore_the_state_of_the_relay() -> None:
     kept.take(EngineEmptied(0))
     assert not len(kept.relay.sources[0].normalizer.index)
     kept.check_recovery()
-    kept.live(9, store(many, tokens=many, block_size=1), publisher=ONE)
-    kept.take(Subscribed(0, 0, (1,)))
-    kept.check_recovery()
+    with monkeypatch.context() as patch:
+        patch.setattr(large_batches, "PART", 4000)
+        kept.live(9, store(many, tokens=many, block_size=1), publisher=ONE)
+        assert kept.relay.backlog
+        kept.take(Tick(7.0))
+        assert not kept.relay.backlog
+        kept.take(Subscribed(0, 0, (1,)))
+        kept.check_recovery()
     kept.live(11, store([5]), publisher=ONE)
     for _ in range(4):
         kept.take(Tick(8.0), after=2.5)
@@ -137,6 +143,28 @@ def test_applied_records_restore_the_state_of_the_relay() -> None:
     kept.take(Tick(31.0), after=1.0)
     kept.check_recovery()
     assert kept.kinds == set(get_args(Record))
+
+
+def test_a_restart_applies_the_remaining_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ended between two parts of a batch has the rest of the batch only in its write-ahead log."""
+    monkeypatch.setattr(large_batches, "PART", 2)
+    kept = RecordingRelay()
+    kept.take(SourceUp(0))
+    kept.live(0, store([1, 2, 3, 4, 5, 6]), removed([6, 5, 4, 3, 2]))
+    kept.take(Tick(1.0))
+    assert kept.relay.backlog
+    assert kept.relay.records is not None
+    body, payloads = kept.relay.records.take()
+    again = make_relay()
+    for record in decode_records(body, b"".join(payloads)) or ():
+        again.apply_record(record, kept.now)
+    assert again.recovery_finished(kept.now)
+    assert again.take_commands() == []
+    assert list(again.sources[0].normalizer.index.tables[None, "GPU"].blocks) == [1]
+    while kept.relay.backlog:
+        kept.take(Tick(1.0))
+    assert again.outputs[0].streams[0].next_seq == kept.relay.outputs[0].streams[0].next_seq
+    assert not again.recovery_finished(kept.now)
 
 
 @pytest.mark.parametrize("record", [Delivered(7, 0, b"", 0, b""), EpochBegun(1, partial=False, publisher_id=None)])

@@ -1,9 +1,12 @@
 """Tests that search for a short time for inputs that cost kvbus more for each of their bytes than a limit."""
 
+import time
+
 import pytest
 
-from tests.cost.search import BYTES, ENDPOINTS, INSTRUCTIONS, bytes_for, instructions_for, search
-from tests.doubles.payloads import cleared, store
+from kvbus.core.events import BatchReceived, SourceUp, Tick
+from tests.cost.search import BYTES, ENDPOINTS, INSTRUCTIONS, bytes_for, instructions_for, make_relay, search
+from tests.doubles.payloads import cleared, payload, removed, store
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
@@ -37,3 +40,26 @@ def test_stores_with_different_numbers_of_tokens_are_cheap():
     """
     given = [[store([n * 100 + k for k in range(count)], block_size=1)] for n, count in enumerate(range(201, 261))]
     assert instructions_for("engine live", given) <= 20
+
+
+LARGE = list(range(1, 600_001))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known blocks", "unknown blocks"])
+def test_no_call_of_the_relay_removes_very_many_blocks(known):
+    """kvbus removes 600,000 blocks in several calls, each of which needs a small part of the CPU time.
+
+    An earlier version removed a million blocks in one call, in which kvbus answered no probe for up to 14 s.
+    """
+    bus = make_relay()
+    bus.handle(SourceUp(0), 1.0)
+    batches = [payload(store(LARGE, tokens=LARGE, block_size=1))] * known + [payload(removed(LARGE))]
+    for seq, body in enumerate(batches):
+        calls = []
+        todo = [BatchReceived(0, [b"", seq.to_bytes(8, "big"), body])]
+        while todo or bus.backlog:
+            begun = time.process_time()
+            bus.handle(todo.pop() if todo else Tick(1.0), 1.0)
+            calls.append(time.process_time() - begun)
+        assert len(calls) > 15
+    assert max(calls) < 0.4 * sum(calls)

@@ -93,10 +93,6 @@ class EngineCache:
         """Approximate memory that the remembered blocks of this source need, in bytes."""
         return self.index.bytes + self.left_out.bytes
 
-    def begin_batch(self) -> None:
-        """Empty the lists of outgoing events, because the events of a new batch follow."""
-        self.leaving, self.cleared = [], []
-
     def refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
         """Count a refused store. It makes the source partial: the engine holds blocks that the index lacks."""
         self.stats.rejected[reason] += 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, cast
 
 from kvbus.core.blocks.announce import announce
 from kvbus.core.blocks.index import Index
+from kvbus.core.normalizing import large_batches
 from kvbus.core.normalizing.admission import Admission, Checked, Step
 from kvbus.core.normalizing.block_size import BlockSizes
 from kvbus.core.normalizing.cache import EngineCache, Stream
@@ -39,6 +41,13 @@ class Normalizer:
         self.index = Index() if index is None else index
         self.emptied = False
         """Whether the last batch given to :meth:`apply` removed every block that the engine was known to hold."""
+        self.parts: deque[list[Step]] = deque()
+        """The parts of the last batch that are not applied yet. The caller must call :meth:`go_on` for each part.
+
+        They are empty unless the batch stores or removes very many blocks.
+        """
+        self._clears = 0
+        """Number of AllBlocksCleared events without a medium in the applied parts of the last batch."""
         self._begin(self._new_stream())
 
     def _new_stream(self) -> Stream:
@@ -57,13 +66,15 @@ class Normalizer:
     def apply(self, batch: Batch, *, first_of_epoch: bool = False) -> list[AnyEvent]:
         """Apply one batch to the index, and return the events that routers get.
 
+        If the batch stores or removes very many blocks, apply only its first part (:attr:`parts`).
+
         Args:
             batch: the decoded batch. Its undecodable events (``rejects``) are not counted yet.
             first_of_epoch: whether this batch has seq 0. If its first event is AllBlocksCleared, the engine is SGLang,
                 whose clears apply to every memory tier. vLLM's clears apply only to the GPU.
         """
         cache, sizes = self._cache, self._cache.stream.sizes
-        cache.begin_batch()
+        cache.leaving, cache.cleared = [], []
         self.emptied = False
         if first_of_epoch and batch.events and clears_all(batch.events[0]):
             cache.stream.clears_all_tiers = True
@@ -72,46 +83,59 @@ class Normalizer:
             self._removals.flush_all()
             self._reblocking.rebuild()
         sizes.relearned = False
-        clears = 0
+        self._clears = 0
+        blocks = 0
+        for step in steps:
+            if not isinstance(step, AllBlocksCleared):
+                blocks += len((step.event if isinstance(step, Checked) else step).block_hashes)
+        if blocks > large_batches.PART:
+            self.parts = large_batches.in_parts(steps)
+            steps = self.parts.popleft()
+        return self._apply_part(steps)
+
+    def go_on(self) -> list[AnyEvent]:
+        """Apply the next part of the last batch, and return the events that routers get."""
+        self._cache.leaving, self._cache.cleared = [], []
+        return self._apply_part(self.parts.popleft())
+
+    def _apply_part(self, steps: list[Step]) -> list[AnyEvent]:
         for kind, run in groupby(steps, type):
             if kind is Checked:
                 self._stores.apply(cast("list[Checked]", list(run)))
             elif kind is AllBlocksCleared:
-                clears = self._clear(run, clears)
+                self._clear(run)
             else:
                 for event in run:
                     self._removals.remove(cast("BlockRemoved", event))
-        self._removals.finish()
-        return cache.leaving
+        self._removals.finish(complete=not self.parts)
+        return self._cache.leaving
 
-    def _clear(self, run: Iterable[Step], clears: int) -> int:
+    def _clear(self, run: Iterable[Step]) -> None:
         """Apply consecutive AllBlocksCleared events of a batch.
 
         vLLM's AllBlocksCleared without a medium clears only the device. If vLLM also resets its other tiers, it sends a
-        second one in the same batch. ``clears`` is the number of earlier AllBlocksCleared without a medium in this
-        batch. Return it plus their number in ``run``, for the next call.
+        second one in the same batch.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             everything = clears_all(event)
             self.emptied = self.clears.apply(
-                None if everything else medium_key(event.medium), second=everything and clears > 0
+                None if everything else medium_key(event.medium), second=everything and self._clears > 0
             )
-            clears += everything
-        return clears
+            self._clears += everything
 
     def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
         """Remove blocks whose lifetime has ended, with all their copies. Return the removals to send.
 
         ``blocks`` has the group, the medium and the hash of each block.
         """
-        self._cache.begin_batch()
+        self._cache.leaving, self._cache.cleared = [], []
         for group, medium, block in blocks:
             table = self.index.tables.get((group, medium))
             if table is not None and block in table.blocks:
                 table.copies.pop(block, None)
                 self._removals.remove_one((group, medium), block)
                 self.stats.filtered[Filtered.OUTLIVED] += 1
-        self._removals.finish()
+        self._removals.finish(complete=not self.parts)
         return self._cache.leaving
 
     def missed(self, reason: Reason) -> None:
@@ -125,6 +149,7 @@ class Normalizer:
         """
         stream, names_cleared = self._cache.stream, self.names_cleared
         stream.media |= self.index.media_names
+        self.parts.clear()
         self.index.clear()
         self._begin(stream if same_epoch else self._new_stream())
         self.names_cleared = names_cleared

@@ -148,20 +148,23 @@ class Removals:
         if self._reblocking.removed:
             self._end_run(self._reblocking.removed)
             self._reblocking.removed = {}
-        else:
-            self.flush()
+        elif self._gone or not self._as_they_came:
+            self._end_run({})
 
     def drop(self) -> None:
         """Forget the queued removals, because routers get an AllBlocksCleared in place of them."""
         self._gone, self._events, self._as_they_came = {}, [], True
         self._reblocking.removed = {}
 
-    def finish(self) -> None:
-        """End the batch: append all queued removals to the outgoing events, and count the unknown blocks by reason.
+    def finish(self, *, complete: bool = True) -> None:
+        """End a part of a batch: append all queued removals to the outgoing events.
 
-        They are counted only now, because only the complete batch shows which groups kvbus leaves out.
+        If the batch is ``complete``, count its unknown blocks by reason. They are counted only then, because only the
+        complete batch shows which groups kvbus leaves out.
         """
         self.flush_all()
+        if not complete:
+            return
         for group, count in self._unknown.items():
             left_out = group in self._cache.stream.no_prefix
             self._cache.stats.filtered[Filtered.GROUP if left_out else Filtered.UNKNOWN_BLOCK] += count
