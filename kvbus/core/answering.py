@@ -219,10 +219,10 @@ class StreamState:
 class ReplayAnswer:
     """The answer to a router's replay request; an :class:`~kvbus.core.commands.Answer`.
 
-    If the journal holds the batch with the requested seq ``start``, and no router can hold only part of a state there
-    (:class:`~kvbus.core.outputs.stream.IncompleteSeqs`), the answer consists of the journal's batches. Otherwise it
-    begins with a snapshot (AllBlocksCleared and the live blocks), and the journal's batches follow. The output's
-    profile decides which seqs the snapshot's batches get:
+    If the journal holds the batch with the requested seq ``start``, and the router has the complete state there
+    (:meth:`_is_complete_before`), the answer consists of the journal's batches. Otherwise it begins with a snapshot
+    (AllBlocksCleared and the live blocks), and the journal's batches follow. The output's profile decides which seqs
+    the snapshot's batches get:
 
     *The snapshot's own seqs*. The last of them is the newest seq at the time of the snapshot. The answer then begins
     later than ``start``. This is used for every ``start`` if the profile does not need a contiguous answer, and for
@@ -233,9 +233,10 @@ class ReplayAnswer:
     requests. The length of the answer depends on the number of batches that the router missed. If more than
     ``MAX_FILLER`` empty batches were needed, the snapshot gets its own seqs.
 
-    The answer consists of END alone if ``start`` is after the newest batch. It also consists of END alone if a router
-    that refuses an answer that begins late (llm-d) requests a replay from 0, and gets the same state because of its
-    subscription.
+    The answer consists of END alone if ``start`` is after the newest batch. A subscribed router that refuses an answer
+    that begins late (llm-d) gets END alone in two more cases: instead of a state from 0, which it gets on its live
+    connection (:attr:`repeats_state`), and instead of more than ``MAX_FILLER`` empty batches. In the second case it
+    drops its blocks, and later requests a replay from 0.
 
     The last batch of an answer is the stream's newest batch when the answer began, or when its snapshot was sent. Later
     batches are on the live stream. If the journal drops a batch before a slow requester could receive it, a newer
@@ -248,25 +249,43 @@ class ReplayAnswer:
     Args:
         state: the state of the stream that the router reads.
         request: the router's request.
-        has_state: whether the router has got the state because of its subscription, or will get it.
+        gets_states: whether the requester may be a subscribed router that gets states on its live connection.
+        alone: whether no other subscribed router has the requester's address and key.
         rebuilds: whether the requester is another kvbus. It rebuilds its blocks from the answer, and accepts an answer
             that begins later than requested.
     """
 
     def __init__(
-        self, state: StreamState, request: ReplayRequest, *, has_state: bool = False, rebuilds: bool = False
+        self,
+        state: StreamState,
+        request: ReplayRequest,
+        *,
+        gets_states: bool = False,
+        alone: bool = True,
+        rebuilds: bool = False,
     ) -> None:
         self.envelope = request.envelope
         self.outcome = "complete" if request.well_formed else "malformed"
         self.finished = False
         self.state = state
         self._request = request
-        self._has_state = has_state
-        self._framing = state.stream.profile.framing
-        self._takes_late = state.stream.profile.late_replay or rebuilds
+        stream = state.stream
+        self._framing = stream.profile.framing
+        self._takes_late = stream.profile.late_replay or rebuilds
         self._refuses_late = request.start == 0 and not self._takes_late
-        self._end = state.stream.next_seq
+        # kvbus cannot repeat a state that it reads from a log, because its batches keep the log's numbers
+        self._gets_states = gets_states and not self._takes_late and not stream.numbered
+        self._end = stream.next_seq
         """The seq after the last batch of the answer."""
+        length = 0 if stream.journal.find(0) is not None else self._end
+        self.repeats_state = self._gets_states and request.start == 0 and length > (0 if alone else MAX_FILLER)
+        """Whether END is the answer to a request from 0, and the router gets the state on its live connection.
+
+        llm-d accepts this answer, and then the next live batch, whatever the batch's seq. That batch need not be the
+        first one of a state. So a router that has its state already must get the state again. If several routers have
+        the requester's address, each of them gets the state again, because kvbus cannot tell which one asks. To avoid
+        that, an answer with empty batches is preferred while it is possible.
+        """
 
     def messages(self) -> Iterator[list[bytes]]:
         """Yield the messages of the answer, and END as the last one.
@@ -299,32 +318,43 @@ class ReplayAnswer:
             state.mark_refused(refused=False)
         while seq < self._end:
             stream = state.stream
-            entry = stream.journal.find(seq) if begun or seq not in stream.incomplete else None
+            entry = stream.journal.find(seq) if begun or self._is_complete_before(seq) else None
             if entry is not None:
                 begun = True
                 yield self._message(stream.topic, seq, stream.publisher_id, entry.payload)
                 seq += 1
-            elif self._refuses_late and not begun and self._has_state:
+                continue
+            snapshot = None if self.repeats_state else (yield from self._state_at(seq, begun=begun))
+            if snapshot is None:
                 self.outcome = "subscription"
                 return
-            else:
-                snapshot = yield from self._state_at(seq, begun=begun)
-                begun, seq = True, snapshot.seq + 1
-                if seq < self._end:
-                    self._end = state.stream.next_seq
+            begun, seq = True, snapshot.seq + 1
+            if seq < self._end:
+                self._end = state.stream.next_seq
 
-    def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
+    def _is_complete_before(self, seq: int) -> bool:
+        """Return whether a router that requests a replay from ``seq`` has the complete state before this seq.
+
+        If so, the journal's batches from ``seq`` on are enough. llm-d counts seqs from any live batch on
+        (:attr:`repeats_state`), so its seq does not say what it has.
+        """
+        return seq == 0 or not (self._gets_states or seq in self.state.stream.incomplete)
+
+    def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot | None]:
         """Yield the batches of a state under the seqs from ``first`` on, and then empty batches up to the state's seq.
 
         The state's seq is the newest seq of the stream at the time of the snapshot. If too many empty batches were
         needed, the answer begins later than ``first``. How many are too many depends on ``begun``, which says whether
-        batches of the answer were already sent (:meth:`_begins_late`). Return the snapshot that holds the state.
+        batches of the answer were already sent (:meth:`_begins_late`). Return the snapshot that holds the state, or
+        None if the answer must end here, because the router would refuse an answer that begins late.
         """
         state, stream = self.state, self.state.stream
         snapshot = state.ending_after(first)  # this call may publish empty batches, which change the stream's next_seq
         end = snapshot.seq + 1
         chunks = snapshot.chunks(end - first)
         if self._begins_late(first, end - first - chunks.count, begun=begun):
+            if self._gets_states:
+                return None
             first = end - chunks.count
         # The answer may break off between two batches of the state. The requester then holds only part of the state, so
         # its next request must get the complete state, not the journal's batches from the requested seq on.
@@ -456,8 +486,11 @@ class RouterRequests:
         request = self._parsed(event, parse_replay_request)
         if request is not None:
             state = self._state_of(event.output, event.stream)
-            answer = ReplayAnswer(state, request, has_state=event.has_state, rebuilds=event.rebuilds)
-            self._out.commands.append(AnswerReplay(event.output, event.stream, answer))
+            answer = ReplayAnswer(
+                state, request, gets_states=bool(event.routers), alone=event.alone, rebuilds=event.rebuilds
+            )
+            again = event.routers if answer.repeats_state else ()
+            self._out.commands.append(AnswerReplay(event.output, event.stream, answer, again))
 
     def asked_snapshot(self, event: SnapshotAsked, now: float) -> None:
         """Start the answer to a router's snapshot request."""

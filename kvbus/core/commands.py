@@ -82,11 +82,16 @@ class Answer(Protocol):
 
 
 class AnswerReplay(msgspec.Struct, frozen=True):
-    """Send the answer to a replay request, message by message, as fast as the router that sent the request reads."""
+    """Send the answer to a replay request, message by message, as fast as the router that sent the request reads.
+
+    The routers in ``again`` need the state on their live connections, after the batches that are queued for them. A
+    router that still waits for a state does not need another one.
+    """
 
     output: int
     stream: int
     answer: Answer
+    again: tuple[int, ...] = ()
 
 
 class AnswerSnapshot(msgspec.Struct, frozen=True):

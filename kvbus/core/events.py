@@ -203,15 +203,17 @@ class RequestSent(msgspec.Struct, frozen=True):
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router requests a replay of stream ``stream`` of output ``output``.
 
-    ``frames`` are the frames as a ROUTER socket received them. ``has_state`` says that the router has got, or will get,
-    the state because of its subscription, under the conditions in docs/PROTOCOL.md. ``rebuilds`` says that the
-    requester is another kvbus (:data:`~kvbus.core.wire.frames.REBUILDS`).
+    ``frames`` are the frames as a ROUTER socket received them. ``routers`` are the subscribed routers that get states
+    on their live connections and have the requester's address and key, so that the request may come from one of them.
+    ``alone`` says that no other subscribed router has this address and key. ``rebuilds`` says that the requester is
+    another kvbus (:data:`~kvbus.core.wire.frames.REBUILDS`).
     """
 
     output: int
     stream: int
     frames: list[bytes]
-    has_state: bool = False
+    routers: tuple[int, ...] = ()
+    alone: bool = True
     rebuilds: bool = False
 
 

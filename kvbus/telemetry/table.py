@@ -22,7 +22,7 @@ WITHHELD: Final = ("rights", "unknown_parent")
 REPLAY_OUTCOMES: Final = (
     *("complete", "compacted", "late", "subscription", "gone", "stalled", "refused", "malformed", "cut_off"),
 )
-STATE_REASONS: Final = ("subscribed", "lost", "refreshed", "trimmed")
+STATE_REASONS: Final = ("subscribed", "lost", "asked", "refreshed", "trimmed")
 HTTP_REASONS: Final = ("too_many", "too_large", "slow", "tls", "revoked")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")

@@ -35,8 +35,12 @@ def never(start):
     raise AssertionError("the journal holds all that was asked for")
 
 
+def request_of(start):
+    return there(parse_replay_request([b"id", *replay_request(start)]))
+
+
 def ask(of, start, cut=never, **options):
-    return AnswerReader(answer_of(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, **options))
+    return AnswerReader(answer_of(of, request_of(start), cut, **options))
 
 
 def cutter(of, *hashes):
@@ -144,17 +148,57 @@ class TestByProfile:
     """
 
     @pytest.mark.parametrize("profile", LLMD)
-    def test_llm_d_gets_only_end_from_0_if_its_subscription_brought_the_state(self, profile):
-        answer = ask(filled(20, profile=profile, batches=10), 0, has_state=True)
-        assert seqs_of(answer) == ["END"]
+    def test_a_subscribed_llm_d_gets_only_end_from_0_and_the_state_again(self, profile):
+        answer = answer_of(filled(20, profile=profile, batches=10), request_of(0), never, gets_states=True)
+        assert answer.repeats_state
+        assert seqs_of(AnswerReader(answer)) == ["END"]
         assert answer.outcome == "subscription"
 
-    @pytest.mark.parametrize("has_state", [False, True])
-    @pytest.mark.parametrize(("profile", "start"), [*((name, 0) for name in LATE_FROM_0), ("llm-d", 4), ("vllm", 4)])
-    def test_other_requests_get_the_state_even_if_the_subscription_brought_one(self, profile, start, has_state):
+    @pytest.mark.parametrize(("newest", "repeats"), [(999, False), (1000, True)])
+    def test_llm_ds_at_one_address_get_the_state_again_only_after_too_many_seqs(self, newest, repeats, monkeypatch):
+        monkeypatch.setattr(answering, "MAX_FILLER", 1000)
+        made = stream("llm-d")
+        made.next_seq = newest
+        made.append(b"newest", 0.0)
+        cut, _ = cutter(made, 1)
+        answer = answer_of(made, request_of(0), cut, gets_states=True, alone=False)
+        assert answer.repeats_state == repeats
+        assert seqs_of(AnswerReader(answer)) == [*([] if repeats else range(newest + 1)), "END"]
+
+    @pytest.mark.parametrize("profile", LLMD)
+    @pytest.mark.parametrize(("count", "seqs"), [(0, ["END"]), (5, [0, 1, 2, 3, 4, "END"])])
+    def test_a_subscribed_llm_d_gets_everything_from_the_journal_if_it_is_there(self, profile, count, seqs):
+        answer = answer_of(filled(count, profile=profile), request_of(0), never, gets_states=True)
+        assert not answer.repeats_state
+        assert seqs_of(AnswerReader(answer)) == seqs
+
+    @pytest.mark.parametrize("profile", LLMD)
+    def test_a_subscribed_llm_d_gets_the_state_even_if_the_journal_has_its_next_seq(self, profile):
         made = filled(20, profile=profile, batches=10)
         cut, cuts = cutter(made, 1)
-        answer = ask(made, start, cut, has_state=has_state)
+        answer = ask(made, 15, cut, gets_states=True)
+        assert plain_all(unpack(answer.next_message()[-1])[1]) == plain_all([cleared(), store([1])])
+        assert [*seqs_of(answer)] == [16, 17, 18, 19, "END"]
+        assert (answer.outcome, len(cuts)) == ("compacted", 1)
+
+    @pytest.mark.parametrize("profile", LLMD)
+    @pytest.mark.parametrize(("missed", "seqs"), [(11, [*range(5, 16), "END"]), (12, ["END"])])
+    def test_a_subscribed_llm_d_gets_only_end_instead_of_too_many_empty_batches(
+        self, profile, missed, seqs, monkeypatch
+    ):
+        monkeypatch.setattr(answering, "MAX_FILLER", 10)
+        made = filled(5 + missed, profile=profile)
+        cut, _ = cutter(made, 1)
+        answer = answer_of(made, request_of(5), cut, gets_states=True)
+        assert not answer.repeats_state, "llm-d does not take this END, and asks from 0 later"
+        assert seqs_of(AnswerReader(answer)) == seqs
+
+    @pytest.mark.parametrize("gets_states", [False, True])
+    @pytest.mark.parametrize(("profile", "start"), [*((name, 0) for name in LATE_FROM_0), ("llm-d", 4), ("vllm", 4)])
+    def test_other_requests_get_the_state_even_if_the_subscription_brought_one(self, profile, start, gets_states):
+        made = filled(20, profile=profile, batches=10)
+        cut, cuts = cutter(made, 1)
+        answer = ask(made, start, cut, gets_states=gets_states)
         assert plain_all(unpack(answer.next_message()[-1])[1]) == plain_all([cleared(), store([1])])
         assert [*seqs_of(answer)] == [*range(20 if start == 0 else start + 1, 20), "END"]
         assert (answer.outcome, len(cuts)) == ("late" if start == 0 else "compacted", 1)
@@ -182,12 +226,12 @@ class TestByProfile:
             made.append(small(seq), 0.0)
         assert seqs_of(answer) == [*range(11, 40), "END"]
 
-    @pytest.mark.parametrize("has_state", [False, True])
-    def test_a_request_from_an_incomplete_seq_gets_the_complete_state(self, has_state):
+    @pytest.mark.parametrize("gets_states", [False, True])
+    def test_a_request_from_an_incomplete_seq_gets_the_complete_state(self, gets_states):
         made = filled(20, profile="dynamo")
         made.incomplete.add(12, 14)
         cut, cuts = cutter(made, 1)
-        answer = ask(made, 13, cut, has_state=has_state)
+        answer = ask(made, 13, cut, gets_states=gets_states)
         first = unpack(answer.next_message()[-1])[1]
         assert plain_all(first)[0]["type"] == "AllBlocksCleared"
         assert [*seqs_of(answer)][-1] == "END"

@@ -182,7 +182,7 @@ def test_a_finding_reports_a_replay_answer_that_llm_d_refuses(monkeypatch):
     assert answered(script) == "late"
     assert list(findings_of(script.source)) == ["replay_too_long"]
     assert "output out-0" in findings_of(script.source)["replay_too_long"]
-    assert answered(script, has_state=True) == "subscription"
+    assert answered(script, routers=(1,)) == "subscription"
     assert findings_of(script.source) == {}
 
 

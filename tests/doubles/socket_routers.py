@@ -342,57 +342,6 @@ async def soon(router: StrictRouter, condition: Callable[..., bool], what: str) 
         await asyncio.sleep(0.002)
 
 
-class LlmdWithReplay(StrictRouter):
-    """A router that behaves like llm-d's subscriber with replay.
-
-    It requests a replay from 0 at its start, and from its next seq after a gap or a lost connection.
-    """
-
-    rebuilds = False
-
-    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
-        super().__init__(endpoint, replay_endpoint, resumes=True)
-        self.refused = 0
-        """Number of replay answers that broke a rule of `StrictRouter`. The router then drops its blocks."""
-        self._late = 0
-        self._begun = False
-        self._anywhere = False
-
-    async def read_on(self) -> set[int]:
-        """Request a replay if necessary, and apply the live stream.
-
-        Return the hashes of all blocks in the view, without those that are byte strings.
-        """
-        try:
-            if not self._begun or self.disconnected():
-                self._begun = True
-                await self.rebuild()
-            await self.follow()
-        except AssertionError:  # the router gave up, or the replay lacked a missing batch
-            self._refuse()
-        return {block for _, _, block in self.view.blocks if isinstance(block, int)}
-
-    async def rebuild(self) -> None:
-        start, self._anywhere = self.next, False
-        await super().rebuild()
-        self._anywhere = start == self.next == 0
-        if self.late > self._late:
-            self._late = self.late
-            raise AssertionError(f"an answer that begins later than {start}")
-
-    def _hold(self) -> None:
-        super()._hold()
-        if self._anywhere and self._held:
-            self._anywhere = False
-            self.next = self._held[0][0]
-
-    def _refuse(self) -> None:
-        self._hang_up()
-        self.refused += 1
-        self.view, self.next = PlainSetRouter(), 0
-        self._begun = False
-
-
 class NeverAsks:
     """A router with a SUB for each stream, and a plain set of blocks for each rank of each stream. It ignores seqs."""
 

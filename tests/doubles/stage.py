@@ -3,14 +3,14 @@
 A test decides what each engine publishes, and when each router reads, loses its connection or is slow. The routers are
 the families of docs/INTEROP.md. `Trusting` applies every batch, like AIBrix, and like an llm-d that binds its socket.
 `Checking` drops batches that it has seen and requests missing batches, like Dynamo's indexer, SMG and the vLLM router.
-`FromZero` requests a replay from 0 when it connects, like llm-d with replay.
+`FromZero` also requests a replay whenever it connects. `Llmd` follows the rules of llm-d with replay.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -23,6 +23,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from tests.doubles.answers import AnswerReader, StateReader, reading
+from tests.doubles.llmd import Answered, Asking, LlmdRules
 from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 
@@ -47,12 +48,18 @@ def keys_of(event: dict[str, Any], rank: int) -> list[tuple[Any, ...]]:
 
 
 class Connection:
-    """The unread content of a router's socket: a state, which the router reads first, and the live batches after it."""
+    """The unread content of a router's socket: batches, then a state, and the live batches after it.
+
+    Only a router that gets the state again has batches before the state.
+    """
 
     def __init__(self, number: int, place: Place) -> None:
         self.number, self.place = number, place
         self.waiting = True
         """Whether the router has not got the state of its subscription yet."""
+        self.again = False
+        """Whether the router gets the state again, after the batches that are queued for it."""
+        self.earlier: deque[tuple[int, bytes]] = deque()
         self.reader: StateReader | None = None
         self.live: deque[tuple[int, bytes]] = deque()
 
@@ -60,7 +67,17 @@ class Connection:
         if not self.waiting and (self.reader is None or seq >= self.reader.transfer.end_seq):
             self.live.append((seq, payload))
 
+    def begin(self, reader: StateReader) -> None:
+        """Queue a state. A router that gets it for the first time, or after a loss, gets no earlier batch."""
+        size = reader.transfer.end_seq - reader.transfer.first_seq
+        if self.again and not self.waiting:
+            self.earlier.extend([*self.live][: len(self.live) - size])  # without those in place of the state
+        self.live.clear()
+        self.waiting, self.again, self.reader = False, False, reader
+
     def next(self) -> tuple[int, bytes] | None:
+        if self.earlier:
+            return self.earlier.popleft()
         reader = self.reader
         while reader is not None and not reader.done:
             found = reader.next_batch()
@@ -169,6 +186,38 @@ class FromZero(Checking):
         self.replay(stage)
 
 
+class Llmd(Trusting):
+    """llm-d's subscriber with replay. See :class:`tests.doubles.llmd.LlmdRules`."""
+
+    def __init__(self, place: Place = (0, 0)) -> None:
+        super().__init__(place)
+        self.now = 0.0
+        self.rules = LlmdRules(lambda: self.now, lambda _, payload: self.apply(payload), self._forget)
+        self.unreachable = 0
+        """Number of replay requests that get no answer from now on."""
+
+    def _forget(self) -> None:
+        self.views = Counting()
+
+    def connect(self, stage: Stage) -> None:
+        super().connect(stage)
+        self._step(stage, self.rules.connected())
+
+    def receive(self, stage: Stage, seq: int, payload: bytes) -> None:
+        self._step(stage, self.rules.live(seq, payload))
+
+    def _step(self, stage: Stage, step: Asking) -> None:
+        try:
+            start = next(step)
+            while True:
+                self.unreachable -= self.unreachable > 0
+                lost = self.unreachable > 0
+                routers = () if self.connection is None else (self.connection.number,)
+                start = step.send(Answered([] if lost else stage.replay(self.place, start, routers), ended=not lost))
+        except StopIteration:
+            return
+
+
 FAMILIES: list[type[Trusting]] = [Trusting, Checking, FromZero]
 
 _OF_ROUTERS = {"send", "connect", "break", "cut", "new", "lose", "take"}
@@ -179,9 +228,6 @@ class Stage:
     """A relay with engines that answer no replay request, and substitutes for the sockets, which execute the
     relay's commands.
     """
-
-    has_state: ClassVar = False
-    """Whether every router that requests a replay has received the state of its subscription."""
 
     def __init__(self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec]) -> None:
         self.specs = list(sources), list(outputs)
@@ -217,9 +263,10 @@ class Stage:
             elif isinstance(command, SendState):
                 for connection in self.connections:
                     if connection.number in command.routers:
-                        connection.live.clear()
-                        connection.waiting, connection.reader = False, StateReader(command.transfer)
+                        connection.begin(StateReader(command.transfer))
             elif isinstance(command, AnswerReplay):
+                for connection in self.connections:
+                    connection.again |= connection.number in command.again
                 answers.append(reading(self.relay, command, self.carry_out))
         return answers
 
@@ -236,19 +283,25 @@ class Stage:
     def send_states(self, place: Place | None = None) -> None:
         """Send a state to all routers that wait for one, on one stream or, by default, on every stream."""
         for at in dict.fromkeys(connection.place for connection in self.connections):
-            waiting = tuple(each.number for each in self.connections if each.waiting and each.place == at)
+            there = [each for each in self.connections if each.place == at]
+            idle = [each for each in there if not each.earlier and (each.reader is None or each.reader.done)]
+            waiting = tuple(each.number for each in there if each.waiting or (each.again and each in idle))
             if waiting and place in (None, at):
                 self.handle(Subscribed(*at, waiting))
 
     def lose(self, connection: Connection) -> None:
         """Drop the live batches that a router has not read, so that the router gets the state again."""
+        connection.earlier.clear()
         connection.live.clear()
-        connection.waiting, connection.reader = True, None
+        connection.waiting, connection.again, connection.reader = True, False, None
 
-    def replay(self, place: Place, start: int) -> list[tuple[int, bytes]]:
-        """Request a replay of a stream from the seq ``start``, and return the batches of the answer."""
+    def replay(self, place: Place, start: int, routers: tuple[int, ...] = ()) -> list[tuple[int, bytes]]:
+        """Request a replay of a stream from the seq ``start``, and return the batches of the answer.
+
+        ``routers`` are the numbers of the connections that have the requester's address.
+        """
         frames = [b"id", b"", start.to_bytes(8, "big")]
-        (answer,) = self.handle(ReplayAsked(*place, frames, has_state=self.has_state))
+        (answer,) = self.handle(ReplayAsked(*place, frames, routers))
         found = []
         while (message := answer.next_message()) is not None:
             if message and message[-2] != END_SEQ:

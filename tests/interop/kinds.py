@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.doubles.child import Child
+from tests.doubles.llmd import LlmdWithReplay
 from tests.doubles.ping_as_message import PingAsMessage
-from tests.doubles.socket_routers import ClearsByPod, LlmdWithReplay, NeverAsks
+from tests.doubles.socket_routers import ClearsByPod, NeverAsks
 from tests.ports import free_port
 
 from .cache import BLOCK_SIZE, Known

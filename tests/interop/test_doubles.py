@@ -9,9 +9,10 @@ import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
+from tests.doubles.llmd import LlmdWithReplay
 from tests.doubles.payloads import cleared, payload, store
 from tests.doubles.ping_as_message import PingAsMessage
-from tests.doubles.socket_routers import ClearsByPod, LlmdWithReplay, NeverAsks
+from tests.doubles.socket_routers import ClearsByPod, NeverAsks
 from tests.transport.bare import listening
 
 from .cache import Cache

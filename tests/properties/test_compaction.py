@@ -367,7 +367,7 @@ def test_llm_d_gets_a_batch_for_every_requested_seq(profile):
 def test_llm_d_gets_only_end_if_its_subscription_brings_the_state(profile, number):
     stage = long_stage(profile, number)
     frames = [b"id", b"", bytes(8)]
-    (answer,) = stage.handle(ReplayAsked(0, 0, frames, has_state=True))
+    (answer,) = stage.handle(ReplayAsked(0, 0, frames, routers=(1,)))
     assert answer.next_message()[-2:] == [END_SEQ, b""]
     assert answer.done
 

@@ -144,8 +144,6 @@ class Shown:
 class Views(Stage):
     """A stage with engines, a relay with a view for each tenant, and an output that has the blocks of all tenants."""
 
-    has_state = True
-
     def __init__(self, dialect: str, sources: int, journal: int, *, merged: bool, filled: bool) -> None:
         self.dialect = dialect
         self.merged = merged

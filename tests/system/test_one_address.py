@@ -21,8 +21,9 @@ from kvbus.core.source import Source
 from kvbus.core.wire.frames import ASKS_REPLAY
 from tests.doubles.bus import Bus, eventually
 from tests.doubles.engine import Engine
+from tests.doubles.llmd import LlmdWithReplay
 from tests.doubles.router import PlainSetRouter
-from tests.doubles.socket_routers import END, Context, LlmdWithReplay, SocketRouter
+from tests.doubles.socket_routers import END, Context, SocketRouter
 from tests.system.test_rebuild import JOURNAL, circuit, run
 from tests.system.test_state_on_subscription import deaf, exact, live, publish, stats_of, stream_of
 
@@ -171,8 +172,13 @@ async def joined(bus: Bus, count: int) -> None:
     await eventually(lambda: stats_of(bus).subscribers == count, "the subscriptions")
 
 
-@pytest.mark.parametrize("number", [0, 2_000_000])
-def test_a_single_llm_d_at_an_address_gets_only_end_as_an_answer(number: int) -> None:
+NUMBERS: Final = [0, 2_000_000, 2**48]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_llm_d_gets_only_end_as_an_answer_from_0_and_the_state_twice(number: int) -> None:
+    """It requests everything when it connects, and again at the first live batch. END makes it take that batch."""
+
     async def test() -> None:
         async with circuit(**PROFILES["llm-d"]) as (bus, engine):
             stream_of(bus).next_seq += number
@@ -182,72 +188,100 @@ def test_a_single_llm_d_at_an_address_gets_only_end_as_an_answer(number: int) ->
                 await all_hold(engine, router)
                 await publish(bus, engine, 50)
                 await all_hold(engine, router)
-                await eventually(lambda: stats_of(bus).replay_requests["subscription"] == 1, "its request")
+                await eventually(lambda: stats_of(bus).states_sent == {"subscribed": 1, "asked": 1}, "the states")
+                await all_hold(engine, router)
+                assert stats_of(bus).replay_requests["subscription"] == 2
                 assert router.refused == 0
                 assert not findings(bus.source)
 
     run(test())
 
 
-def test_a_second_request_of_an_llm_d_is_answered_with_every_seq() -> None:
-    """A router that loses its blocks can get them again by a second replay from 0, which has all batches.
-
-    The answer to its first request had no batches, only END, because the router had already got the state on
-    subscription.
-    """
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_llm_d_that_loses_its_blocks_gets_the_state_again(number: int) -> None:
+    """Its seqs jump because kvbus has lost its state. llm-d refuses the answer, and asks again after its cooldown."""
 
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None) as (router,):
             await joined(bus, 1)
             await all_hold(engine, router)
-            router.view, router.next = PlainSetRouter(), 0
-            await router.rebuild()
+            await eventually(lambda: stats_of(bus).states_sent["asked"] == 1, "the states")
             await all_hold(engine, router)
-            assert router.refused == 0
-            assert stats_of(bus).replay_requests["subscription"] == 1
-            assert stats_of(bus).states_sent == {"subscribed": 1}
-
-    run(test())
-
-
-def test_several_llm_ds_at_one_address_get_every_seq() -> None:
-    async def test() -> None:
-        async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None, None) as both:
-            await joined(bus, 2)
-            await all_hold(engine, *both)
-            await publish(bus, engine, 50)
-            await all_hold(engine, *both)
-            assert [router.refused for router in both] == [0, 0]
-            await eventually(lambda: stats_of(bus).replay_requests["compacted"] == 2, "their requests")
-            assert stats_of(bus).replay_requests["subscription"] == 0
-            assert stats_of(bus).states_sent == {"subscribed": 2}
+            stream_of(bus).resume_at(stream_of(bus).next_seq + number + 10)
+            await publish(bus, engine, 10)
+            await asyncio.sleep(0)
+            router.rules.cooldown = 0.2
+            while router.refused < (number > 0):
+                await router.read_on()
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            await publish(bus, engine, 10)
+            await all_hold(engine, router)
+            await publish(bus, engine, 10)
+            await all_hold(engine, router)
+            assert router.refused == (number > 0)
             assert not findings(bus.source)
 
     run(test())
 
 
-def test_several_llm_ds_at_one_address_after_a_million_seqs_are_a_finding(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("number", NUMBERS)
+def test_several_llm_ds_at_one_address_are_exact(number: int) -> None:
+    """A request may come from each of them.
+
+    The answer has every seq. After a million seqs, it is END, and each of them gets the state again.
+    """
+
+    async def test() -> None:
+        async with circuit(**PROFILES["llm-d"]) as (bus, engine):
+            stream_of(bus).next_seq += number
+            await publish(bus, engine, 5 * JOURNAL)
+            async with llmds(bus, None, None) as both:
+                await joined(bus, 2)
+                await all_hold(engine, *both)
+                await publish(bus, engine, 50)
+                await all_hold(engine, *both)
+                assert [router.refused for router in both] == [0, 0]
+                outcome = "subscription" if number else "compacted"
+                await eventually(lambda: stats_of(bus).replay_requests[outcome] >= 2, "their requests")
+                await all_hold(engine, *both)
+                assert bool(stats_of(bus).states_sent["asked"]) == bool(number)
+                assert not findings(bus.source)
+
+    run(test())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_requests_of_a_client_keep_llm_ds_at_its_address_exact(count: int) -> None:
+    async def test() -> None:
+        async with circuit(**PROFILES["llm-d"]) as (bus, engine), deaf(bus, count) as neighbours:
+            stream_of(bus).next_seq += 2_000_000
+            await publish(bus, engine, 5 * JOURNAL)
+            await exact(engine, *neighbours)
+            for _ in range(100):
+                assert not (await ask_for_everything(bus)).blocks
+            await publish(bus, engine, 50)
+            await exact(engine, *neighbours)
+            assert count <= stats_of(bus).states_sent["asked"] <= 100 * count
+
+    run(test())
+
+
+def test_a_client_without_a_subscription_after_a_million_seqs_is_a_finding(caplog: pytest.LogCaptureFixture) -> None:
+    """If an llm-d requests replays from another address than that of its subscription, kvbus cannot help it."""
+
     async def test() -> None:
         async with circuit(**PROFILES["llm-d"]) as (bus, engine):
             stream_of(bus).next_seq += 2_000_000
             await publish(bus, engine, 5 * JOURNAL)
-            async with llmds(bus, None, None) as both:
-                await joined(bus, 2)
-                # llm-d refuses the first answer, and drops the state that it got on subscription.
-                for _ in range(2):
-                    await asyncio.gather(*(router.read_on() for router in both))
-                assert all(router.refused for router in both)
-                (finding,) = findings(bus.source)
-                assert (finding.id, finding.key) == ("replay_too_long", "outputs[].curve_client_keys")
-                assert "routers" in finding.text
-                assert "curve_client_keys" in finding.remedy
-                assert "output" in finding.remedy
-                await eventually(lambda: finding.text in caplog.text, "a log line")
-            await eventually(lambda: stats_of(bus).routers == 0, "both have left")
-            async with llmds(bus, None) as (alone,):
+            assert set((await ask_for_everything(bus)).blocks) == engine.settle()
+            (finding,) = findings(bus.source)
+            assert (finding.id, finding.key) == ("replay_too_long", "outputs[].replay_endpoint")
+            await eventually(lambda: finding.text in caplog.text, "a log line")
+            async with llmds(bus, None) as (router,):
                 await joined(bus, 1)
-                await all_hold(engine, alone)
-                assert alone.refused == 0
+                await all_hold(engine, router)
+                assert router.refused == 0
                 assert not findings(bus.source), "it ends with an answer that llm-d takes"
 
     run(test())
@@ -274,7 +308,8 @@ def test_llm_ds_with_their_own_keys_are_distinguished_after_a_million_seqs(
                 await joined(bus, 2)
                 await all_hold(engine, *both)
                 assert [router.refused for router in both] == [0, 0]
-                await eventually(lambda: stats_of(bus).replay_requests["subscription"] == 2, "their requests")
+                await eventually(lambda: stats_of(bus).replay_requests["subscription"] == 4, "their requests")
+                await eventually(lambda: stats_of(bus).states_sent["asked"] == 2, "a state for each, and for no other")
                 assert not findings(bus.source)
 
     run(test())

@@ -217,12 +217,12 @@ REPLAY_ALONE: Final = problem(
 )
 REPLAY_TOO_LONG: Final = problem(
     "replay_too_long",
-    "outputs[].curve_client_keys",
-    "an llm-d router of output {outputs} lacks blocks: it accepts only a replay answer with every seq from 0 on, and "
-    "for old seqs kvbus would have to send more than {limit:,} empty batches; the state on a live connection does not "
-    "replace the answer, because several routers have the same address, and kvbus cannot tell which of them asks",
-    "give each router a CURVE key (curve_client_keys) or an output of its own, by which kvbus can distinguish the "
-    "routers, and restart the routers",
+    "outputs[].replay_endpoint",
+    "a router of output {outputs} may lack blocks: it requested a replay from 0, and kvbus's answer began later, which "
+    "llm-d refuses; an answer from 0 would need more than {limit:,} empty batches; llm-d needs no such answer if its "
+    "live connection comes from the same address with the same key, and the output reads no log",
+    "let llm-d connect to endpoint and replay_endpoint from one address, with on_subscribe: state; or remove "
+    "replaySocketPort from its configuration, so that it requests no replays",
 )
 REQUEST_WAITS: Final = note(
     "request_waits",

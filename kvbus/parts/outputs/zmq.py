@@ -285,7 +285,7 @@ class ZmqOutput:
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
         """Return the relay's event for a router's replay request; None if the view of the router is no longer open.
 
-        The event also says whether the router gets a state on its live connection, which then answers the request.
+        The event also names the routers that may have sent the request.
         """
         peer = self._replays[stream].peer_of(frames[0])
         number = self._view_of(peer.key)
@@ -293,8 +293,8 @@ class ZmqOutput:
         if live is None:
             return None
         rebuilds = peer.identity.startswith(REBUILDS)
-        has_state = not rebuilds and live.claim_state(peer)
-        return ReplayAsked(number, stream, frames, has_state, rebuilds)
+        routers, alone = ((), True) if rebuilds else live.routers_of(peer)
+        return ReplayAsked(number, stream, frames, routers, alone, rebuilds)
 
     def _snapshot_asked(self, stream: int, frames: list[bytes]) -> SnapshotAsked | None:
         number = self._view_of(self._snapshots[stream].peer_of(frames[0]).key)
@@ -316,6 +316,8 @@ class ZmqOutput:
         """Send the answer to a replay or snapshot request."""
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
         servers[command.stream].send(command.answer, messages)
+        if isinstance(command, AnswerReplay) and command.again:
+            self._live[command.output, command.stream].repeat_state(command.again)
 
     def send_state(self, command: SendState) -> None:
         """Send a stream's state (its live blocks) to the routers that have subscribed or have lost batches."""

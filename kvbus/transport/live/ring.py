@@ -143,14 +143,15 @@ class Ring:
             return None
         return self.pop()
 
-    def read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
+    def read(self, position: int, max_bytes: int, end: int | None = None) -> tuple[bytes, int]:
         """Return the joined messages of the batches from a position on, and the position after these batches.
 
-        The result has at most ``max_bytes`` bytes. But it always has at least one message, even if that is larger.
+        The result has at most ``max_bytes`` bytes. But it always has at least one message, even if that is larger. The
+        batches end before the position ``end``, if it is given.
         """
         found: list[bytes] = []
         size = 0
-        for entry in islice(self._entries, position - self.first, None):
+        for entry in islice(self._entries, position - self.first, None if end is None else end - self.first):
             if found and size + len(entry.message) > max_bytes:
                 break
             found.append(entry.message)

@@ -70,7 +70,7 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
     },
     RouterState.LIVE: {
         RouterState.BEHIND: "the router's socket is full",
-        RouterState.WAITING: "the output's queue was full, so every router lost batches",
+        RouterState.WAITING: "the output's queue was full, so every router lost batches; or llm-d asks for everything",
         RouterState.STALLED: "the output's queue was full, and the router's socket is full",
     },
     RouterState.STALLED: {
@@ -120,8 +120,8 @@ class Router:
         self.group = 0
         """Number of the state transfer that the router receives. Routers that share a transfer have the same number."""
         self.in_slow_slot = False
-        self.has_asked = False
-        """Whether a replay was requested from the router's address since the router last began to wait for a state."""
+        self.wants_again = False
+        """Whether the router gets the state again as soon as it has the batches that are queued for it."""
 
         self.lost_at: float | None = None
         """The event loop's time since which the router lacks batches.

@@ -31,9 +31,6 @@ from kvbus.transport.sender import QUANTUM, Sender, Session
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import MORE, encode_message, head
 
-RECENT: Final = 60.0
-"""Seconds after kvbus has sent a router the state, in which it answers the router's replay request without a state."""
-
 MAX_LEFT_ROUTERS: Final = 100
 """Maximum number of disconnected routers that the status for operators shows."""
 
@@ -263,7 +260,7 @@ class LivePublisher:
         if router.lost_at is None:
             router.lost_at = self._loop.time()
         router.reason = "lost"
-        router.has_asked = False
+        router.wants_again = False
         if router.peer.writable:
             self._want_state(router)
         else:
@@ -294,23 +291,26 @@ class LivePublisher:
     def _catch_up(self, router: Router, position: int, transfer: Transfer | None = None) -> None:
         """Start a session that sends a router the batches of the stream's ring of recent batches from a position on.
 
-        If ``transfer`` is given, the session sends this state first.
+        If ``transfer`` is given, the session also sends this state, in place of the ring's newest batches, which have
+        the same seqs.
         """
         self._move(router, RouterState.BEHIND if transfer is None else RouterState.RECEIVING, position)
         router.session = Session(
             router.peer,
-            self._missing(router, transfer),
+            self._missing(router, transfer, self.ring.end),
             ended=lambda: self._is_level(router),
             stalled=lambda: self._makes_no_progress(router),
         )
         self._sender.start(router.session)
 
-    def _missing(self, router: Router, transfer: Transfer | None) -> Iterator[bytes]:
-        """Yield the encoded messages that a router lacks: the given state, if any, and then the batches of the ring.
+    def _missing(self, router: Router, transfer: Transfer | None, end: int) -> Iterator[bytes]:
+        """Yield the encoded messages that a router lacks: the given state, if any, and the batches of the ring.
 
-        Yield ``b""`` while the relay is building the next message.
+        Yield ``b""`` while the relay is building the next message. ``end`` is the end of the ring when the state was
+        made. The last batches before it are the empty ones that other routers get in place of the state.
         """
         if transfer is not None:
+            yield from self._from_ring(router, end - (transfer.end_seq - transfer.first_seq))
             for found in transfer.batches():
                 if found is None:
                     yield b""
@@ -318,9 +318,15 @@ class LivePublisher:
                 seq, payload = found
                 frame = seq.to_bytes(8, "big") + transfer.publisher_id
                 yield encode_message((transfer.topic, frame, payload))
+            if router.position is not None:
+                router.position = max(router.position, end)
             self._has_state(router)
-        while router.position is not None and router.position < self.ring.end:
-            data, router.position = self.ring.read(router.position, QUANTUM)
+        yield from self._from_ring(router)
+
+    def _from_ring(self, router: Router, end: int | None = None) -> Iterator[bytes]:
+        """Yield the encoded messages of the ring from the router's position on, up to the position ``end``."""
+        while router.position is not None and router.position < (self.ring.end if end is None else end):
+            data, router.position = self.ring.read(router.position, QUANTUM, end)
             yield data
 
     def _has_state(self, router: Router) -> None:
@@ -333,6 +339,8 @@ class LivePublisher:
     def _is_level(self, router: Router) -> None:
         """Change the state of a router to LIVE, because it was sent every batch of the ring of recent batches."""
         self._move(router, RouterState.LIVE)
+        if router.wants_again:
+            self._want_state_again(router)
         if not self._ring_is_needed():
             self.ring.trim(self.ring.end)
 
@@ -412,7 +420,7 @@ class LivePublisher:
             self._move(router, RouterState.LIVE)
             return
         router.reason = "subscribed"
-        router.has_asked = False
+        router.wants_again = False
         # Keep the position of the next batch in the ring, because a router may announce later that it requests replays
         # itself. Then it gets the batches from this position on instead of the state.
         self._want_state(router, self.ring.end if self._shared is None else None)
@@ -454,43 +462,51 @@ class LivePublisher:
             router = self.routers.get(peer_id)
             if router is None or router.state is not RouterState.WAITING:
                 continue
-            self._catch_up(router, self.ring.end, command.transfer)
+            # a router that gets the state again still needs the batches before it
+            position = router.position if router.reason == "asked" else None
+            self._catch_up(router, self.ring.end if position is None else position, command.transfer)
             self._stats.states_sent[router.reason] += 1
             router.states_sent += 1
             router.state_sent_at = self._loop.time()
             begun.append(router)
         self._places.begin(begun)
 
-    def claim_state(self, requester: Peer) -> bool:
-        """Return whether the state on subscription also answers the first replay request of this connection.
+    def routers_of(self, requester: Peer) -> tuple[tuple[int, ...], bool]:
+        """Return the routers from which a replay request may come, if kvbus sends them states.
 
-        It does so under three conditions. Exactly one router is subscribed from the requester's host with the same
-        CURVE key. This router has just received the state or will receive it. No other replay request came from this
-        host since the router began to wait for the state: a second request means that the router has lost the state.
+        They are subscribed, and have the requester's address and CURVE key. Also return whether no other subscribed
+        router has this address and key.
 
         Args:
             requester: the connection of the replay request.
         """
         host = host_of(requester)
-        candidates = [
+        found = [
             router
             for router in self.routers
             if router.state is not RouterState.IDLE and router.peer.key == requester.key and router.host == host
         ]
-        claimed = (
-            bool(host) and len(candidates) == 1 and not candidates[0].has_asked and self._brings_state(candidates[0])
-        )
-        for router in candidates:
-            router.has_asked = True
-        return claimed
+        if not host or not self._sends_state:
+            return (), True
+        return tuple(router.peer.id for router in found if not router.asks_replay), len(found) <= 1
 
-    def _brings_state(self, router: Router) -> bool:
-        """Return whether a router has just received the state on its subscription, or will receive it."""
-        if router.asks_replay:
-            return False
-        if router.state not in {RouterState.LIVE, RouterState.BEHIND}:
-            return True
-        return router.state_sent_at is not None and router.state_sent_at > self._loop.time() - RECENT
+    def repeat_state(self, routers: tuple[int, ...]) -> None:
+        """Send the state to routers that may have the batches of the live stream without the state before them.
+
+        A router gets the state without a gap, after all batches that are queued for it. A router that already waits for
+        a state has no such batches.
+        """
+        self.flush()
+        for router in map(self.routers.get, routers):
+            if router is not None and router.state is RouterState.LIVE:
+                self._want_state_again(router)
+            elif router is not None and router.state in _NEED_RING:
+                router.wants_again = True
+
+    def _want_state_again(self, router: Router) -> None:
+        router.reason = "asked"
+        router.wants_again = False
+        self._want_state(router, self.ring.end)
 
     def retire(self) -> None:
         """Before the stream ends for ever, send its last, empty state to every router that lacks batches."""

@@ -69,6 +69,60 @@ async def test_a_state_for_a_disconnected_router_is_not_sent(context):
         assert dict(stream.stats.states_sent) == {}
 
 
+@both_loops
+async def test_a_state_that_is_sent_again_follows_all_earlier_batches_without_a_gap(context, monkeypatch):
+    """While the router waits for the state, batches are published. It gets them before the state."""
+    async with stream_of(context) as stream:
+        router, other = stream.sub(), stream.sub()
+        await stream.are("live", "live")
+        stream.send(2)
+        monkeypatch.setattr(states, "GATHER", 0.3)
+        again = stream.asked[0][:1]
+        stream.live.repeat_state(again)
+        await stream.are("live", "waiting")
+        stream.live.repeat_state(again)
+        stream.send(3)
+        await stream.are("live", "live")
+        stream.send(2)
+        await stream.level(router, other)
+        assert dict(stream.stats.states_sent) == {"subscribed": 2, "asked": 1}
+        assert router.holes == other.holes == []
+        assert sorted(len(each.seqs("state")) for each in (router, other)) == [2, 4]
+        (told,) = (each for each in (router, other) if len(each.seqs("state")) == 4)
+        *_, one, two = told.seqs("state")
+        kinds = [name for name, _ in told.read()]
+        assert kinds[-9:] == ["live"] * 5 + ["state"] * 2 + ["live"] * 2
+        assert (one, two) == (stream.next_seq - 4, stream.next_seq - 3)
+
+
+@both_loops
+async def test_a_state_that_is_being_sent_is_sent_again_after_its_end(context):
+    async with stream_of(context) as stream:
+        stream.slices = Slices(100, 100_000)
+        router = stream.sub(slow=True)
+        await stream.are("receiving")
+        stream.live.repeat_state(stream.asked[0])
+        stream.send(3)
+        await stream.level(router)
+        await eventually(lambda: stream.stats.states_sent["asked"] == 1, "the state again")
+        await stream.level(router)
+        assert router.holes == []
+        assert len(router.seqs("state")) == 200
+
+
+@both_loops
+async def test_a_waiting_or_disconnected_router_gets_the_state_once(context):
+    async with stream_of(context) as stream:
+        stream.answers = False
+        router = stream.sub()
+        await eventually(lambda: stream.asked, "the request")
+        stream.live.repeat_state((*stream.asked[0], 10**6))
+        stream.send_state(stream.asked[0])
+        await stream.are("live")
+        await stream.level(router)
+        assert dict(stream.stats.states_sent) == {"subscribed": 1}
+
+
 # -- subscriptions --------------------------------------------------------------------------------------------------------
 
 

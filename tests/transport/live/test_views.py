@@ -26,69 +26,42 @@ class Requester:
 
 
 @both_loops
-async def test_the_state_of_an_only_router_at_an_address_counts_once(context):
+async def test_a_request_comes_from_the_subscribed_routers_with_its_address_and_key(context):
     async with stream_of(context) as stream:
         views = stream.live
-        assert not views.claim_state(Requester())
+        assert views.routers_of(Requester()) == ((), True)
         stream.answers = False
         stream.sub()
         await eventually(lambda: stream.asked, "the request")
-        assert not views.claim_state(Requester("127.0.0.2:7"))
-        assert not views.claim_state(Requester("unix"))
-        assert not views.claim_state(Requester(key=b"another"))
-        assert views.claim_state(Requester()), "its state is coming"
-        assert not views.claim_state(Requester()), "it asks again"
+        assert views.routers_of(Requester("127.0.0.2:7")) == ((), True)
+        assert views.routers_of(Requester("unix")) == ((), True)
+        assert views.routers_of(Requester(key=b"another")) == ((), True)
+        assert views.routers_of(Requester()) == (stream.asked[0], True)
         stream.send_state(stream.asked[0])
         await stream.are("live")
-        assert not views.claim_state(Requester()), "this was the state"
-
-
-@both_loops
-async def test_a_sent_state_counts_for_a_request_only_for_a_minute(context, monkeypatch):
-    async with stream_of(context) as stream:
-        stream.sub()
-        await stream.are("live")
-        monkeypatch.setattr("kvbus.transport.live.stream.RECENT", 0.0)
-        assert not stream.live.claim_state(Requester())
-    monkeypatch.undo()
-    async with stream_of(context, queue_batches=1) as stream:
-        stream.sub()
-        await stream.are("live")
-        assert stream.live.claim_state(Requester())
-        stream.send(2)  # one batch more than the queue may hold
-        await eventually(lambda: stream.stats.states_sent["lost"], "the state again")
-        await stream.are("live")
-        assert stream.stats.states_sent == {"subscribed": 1, "lost": 1}
-        assert stream.live.claim_state(Requester()), "another state"
-
-
-@both_loops
-async def test_a_state_counts_for_no_request_if_two_routers_share_an_address(context):
-    async with stream_of(context) as stream:
-        views = stream.live
-        stream.sub()
-        await stream.are("live")
+        stream.answers = True
         other = stream.sub()
         await stream.are("live", "live")
-        assert not views.claim_state(Requester())
+        routers, alone = views.routers_of(Requester())
+        assert (len(routers), alone) == (2, False)
         other.socket.close(0)
         await stream.are("live")
-        assert not views.claim_state(Requester()), "the request may have been the first one's"
+        assert views.routers_of(Requester()) == (stream.asked[0], True)
 
 
 @both_loops
-async def test_no_state_counts_for_a_request_of_a_router_that_announced_requests(context):
+async def test_a_request_does_not_come_from_a_router_that_gets_no_states(context):
     async with stream_of(context) as stream:
         stream.sub(b"", ASKS_REPLAY)
         await stream.are("live")
-        assert not stream.live.claim_state(Requester())
+        assert stream.live.routers_of(Requester()) == ((), True)
         stream.sub()
         await stream.are("live", "live")
-        assert not stream.live.claim_state(Requester())
+        assert stream.live.routers_of(Requester()) == (stream.asked[0], False)
     async with stream_of(context, state=False) as stream:
         stream.sub()
         await stream.are("live")
-        assert not stream.live.claim_state(Requester()), "no state is sent"
+        assert stream.live.routers_of(Requester()) == ((), True)
 
 
 @both_loops
