@@ -1,9 +1,10 @@
-"""``kvbus state``: show or delete the content of ``state_dir``."""
+"""``kvbus state``: show or delete the content of ``state_dir``, and list or remove unused state directories."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,8 @@ from kvbus.common.errors import ExitCode, InUseError, StateDirError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvbus.state.directory import Found
 
 _WORDS: Final = {None: "no", False: "no", True: "yes"}
 _NAMES: Final = {
@@ -45,6 +48,8 @@ def command() -> None:
       kvbus state show -c kvbus.yaml
       kvbus state show -d /var/lib/kvbus --json
       kvbus state wipe -c kvbus.yaml --yes
+      kvbus state list
+      kvbus state remove --unused-days 30 --yes
     """  # noqa: D301 - \b is click's: keep these lines as they are
 
 
@@ -143,6 +148,79 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     if left:
         raise click.exceptions.Exit(ExitCode.FOUND)
     say("deleted; the numbering is kept, and a disk may keep deleted bytes for a while")
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_directories(*, as_json: bool) -> None:
+    """List the directories that `state_dir: auto` has created on this machine, also those of other configurations.
+
+    kvbus chooses the directory by the address that an output binds, and deletes no directory by itself. After a change
+    of the address, the former directory stays.
+
+    The command shows the directories of the current user, and looks in the base directories that the environment names
+    (STATE_DIRECTORY, XDG_RUNTIME_DIR, XDG_STATE_HOME, HOME). It prints each one's size in bytes, the days since its
+    last use, and the process that uses it.
+    """
+    found = _unused_for(0.0, used=True)
+    if as_json:
+        entries = [{"directory": str(each.path), "bytes": each.bytes, "used": each.used} for each in found]
+        both = zip(entries, found, strict=True)
+        click.echo(json.dumps([{**entry, "in_use": each.process} for entry, each in both], indent=2))
+        return
+    for each in found:
+        click.echo(_line(each))
+
+
+@command.command("remove")
+@click.option(
+    "--unused-days",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Remove the directories that were not used for this number of days.",
+)
+@click.option("--yes", is_flag=True, help="Remove them. Without --yes, kvbus only lists the directories.")
+def remove_directories(*, unused_days: float, yes: bool) -> None:
+    """Remove the directories that `state_dir: auto` has created and that no process uses, with their numbering.
+
+    If a bus starts again later at the address of a removed directory, its seqs begin at 0, so restart its routers.
+
+    Exit codes: 0 removed, or there is none, 1 --yes is missing, or a directory cannot be removed.
+    """
+    from kvbus.state.directory import remove  # noqa: PLC0415 - brings the core
+
+    found = _unused_for(86_400 * unused_days, used=False)
+    left = bool(found) and not yes
+    for each in found:
+        click.echo(_line(each))
+        try:
+            if yes:
+                remove(each.path)
+        except (OSError, InUseError) as error:
+            say(f"not removed: {each.path}: {getattr(error, 'strerror', None) or error}")
+            left = True
+    if found and not yes:
+        say("nothing was removed: add --yes to remove these directories")
+    if left:
+        raise click.exceptions.Exit(ExitCode.FOUND)
+
+
+def _unused_for(seconds: float, *, used: bool) -> list[Found]:
+    """Return the state directories of this user whose files have not changed for this time.
+
+    With ``used``, the directories that a process uses are included.
+    """
+    from kvbus.state.directory import all_directories  # noqa: PLC0415 - brings the core
+
+    since = time.time() - seconds
+    return [each for each in all_directories() if each.used <= since and (used or each.process is None)]
+
+
+def _line(found: Found) -> str:
+    days = max(0.0, time.time() - found.used) / 86_400
+    process = f"  in use by {found.process}" if found.process else ""
+    return f"{found.path}  {found.bytes:,} bytes  last used {days:,.1f} days ago{process}"
 
 
 def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, dict[str, int]]:

@@ -150,6 +150,7 @@ class InUseError(KvbusError):
     exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, what: str, holder: str) -> None:
+        self.holder = holder
         super().__init__(f"{what} is in use by {holder}; another bus needs a state_dir of its own")
 
 

@@ -118,7 +118,11 @@ class Daemon:
             if self.store is not None and self.store.keeps_state:
                 self.state = StateWriter(self.store, self._loop.time, stopped)
             self.reservations = SeqReservations(self.store, self._state_lost)
-            self.discovery.begin_with(FoundFile(self.reservations, config))
+            found_file = FoundFile(self.reservations, config)
+            if self.store is not None and not self.store.keeps_state:
+                found_file.keep({})  # the engines that a process with a state has stored
+            else:
+                self.discovery.begin_with(found_file)
             self.config = config = self.discovery.preview(config)
             self.keys = read_keys(config)
             self.views = AccessScopes(config, self.keys)

@@ -8,25 +8,30 @@ has little free space.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import shutil
 import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvbus.common.errors import StateDirError
+from kvbus.common.errors import InUseError, StateDirError
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
 from kvbus.state.contract import StoreError
-from kvbus.state.lock import DirectoryLock
+from kvbus.state.lock import DirectoryLock, unused
 from kvbus.state.sqlite import NewerStateError, SqliteStore, reached
 
 log = logging.getLogger("kvbus.state")
+
+_PREFIX: Final = "kvbus-state-"
+"""Beginning of the name of every directory that ``state_dir: auto`` creates."""
 
 MIN_FREE: Final = 1024 * 1024 * 1024
 """Minimum free space in bytes of a base directory in which kvbus creates a new directory for its state.
@@ -146,6 +151,54 @@ def existing_directory(config: Config) -> Path | None:
     if config.state_dir != "auto":
         return None if config.state_dir is None else Path(config.state_dir)
     return max(_candidates(config, make=False)[0], key=reached, default=None)
+
+
+class Found(NamedTuple):
+    """A directory that ``state_dir: auto`` has created on this machine.
+
+    Attributes:
+        path: the directory.
+        bytes: the size of its files.
+        used: the time of the last change of one of its files, in seconds since 1970.
+        process: the name of the process that uses the directory; None if no process uses it.
+    """
+
+    path: Path
+    bytes: int
+    used: float
+    process: str | None
+
+
+def all_directories() -> Iterator[Found]:
+    """Yield every directory that ``state_dir: auto`` has created for this user, also those of other configurations."""
+    for base in dict.fromkeys(each.path for each in bases(os.environ)):
+        for path in sorted(base.glob(f"{_PREFIX}*")):
+            try:
+                _check(path)
+                stats = [each.lstat() for each in path.iterdir()]
+                used = max([path.lstat().st_mtime, *(each.st_mtime for each in stats)])
+                yield Found(path, sum(each.st_size for each in stats), used, _process(path))
+            except OSError:
+                continue  # another user's, or removed meanwhile
+
+
+def _process(path: Path) -> str | None:
+    try:
+        with unused(path, f"the state in {path}"):
+            return None
+    except InUseError as error:
+        return error.holder
+
+
+def remove(path: Path) -> None:
+    """Delete a directory that ``state_dir: auto`` has created, with the state and the numbering in it.
+
+    Raises:
+        InUseError: a process uses the directory.
+        OSError: the directory cannot be deleted.
+    """
+    with contextlib.closing(DirectoryLock(path, f"the state in {path}")):
+        shutil.rmtree(path)
 
 
 def unusable(config: Config) -> list[str] | None:
@@ -274,7 +327,7 @@ def name_of(config: Config, base: Base) -> str:
     dialled = [output.endpoint for output in config.outputs] + [source.endpoint for source in config.sources]
     host = socket.gethostname() if base.shared else ""
     identity = "\n".join([str(os.getuid()), host, *map(_absolute_endpoint, bound[:1] or dialled)])
-    return f"kvbus-state-{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
+    return f"{_PREFIX}{hashlib.sha256(identity.encode()).hexdigest()[:24]}"
 
 
 def _absolute_endpoint(endpoint: str) -> str:

@@ -218,6 +218,30 @@ async def test_a_restarted_kvbus_begins_with_its_discovered_engines_if_discovery
         await worker.stop()
 
 
+async def test_a_kvbus_without_state_forgets_its_discovered_engines(file, tmp_path, monkeypatch):
+    """With `state_dir: null`, kvbus begins with the engines that discovery finds now.
+
+    This also holds if an earlier process has stored its engines in the same directory.
+    """
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    first = DiscoveringBus(file_discovery(file), state_dir="auto")
+    async with running(first):
+        await first.sources("pod-1")
+    write(file, [])
+    for _ in range(2):
+        again = DiscoveringBus(file_discovery(file), state_dir=None, ports=first.ports)
+        assert again.labels == {}
+        write(file, [one.entry])
+        async with running(again):
+            await again.sources("pod-1")
+        write(file, [])
+    await one.stop()
+
+
 async def test_a_file_may_name_an_engine_twice_or_not_at_all(file):
     """The first entry with a name is the engine. A finding names each entry that is not used."""
     one = Worker("pod-1", 1)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,8 @@ from kvbus.cli import main
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
+from kvbus.state import directory as places
+from kvbus.state.directory import open_store
 from kvbus.state.sqlite import RESERVE_AHEAD
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -117,6 +122,46 @@ async def test_state_show_reports_a_damaged_state_and_does_not_change_it(config:
     assert done.exit_code == 0
     assert "not a database" in json.loads(done.stdout)["damaged"]
     assert (directory / "state.db").read_bytes() == b"garbage" * 1000
+
+
+async def test_unused_directories_are_listed_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kvbus state list` shows the directories of all configurations. `remove` deletes only old and unused ones."""
+    for name in ("STATE_DIRECTORY", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(places, "MEMORY", tmp_path)
+    monkeypatch.setattr(places, "SYSTEM", tmp_path / "none")
+    monkeypatch.setattr(places, "MIN_FREE", 0)
+    opened = {}
+    for name in ("running", "old", "new"):
+        sources = [{"endpoint": "tcp://127.0.0.1:5557"}]
+        outputs = [{"endpoint": f"ipc:///run/{name}"}]
+        over = {"sources": sources, "outputs": outputs, "state_dir": "auto"}
+        store = open_store(load(None, env={}, overrides=over))
+        assert store is not None
+        opened[name] = Path(store.location), store
+    directories = {name: path for name, (path, _) in opened.items()}
+    for name in ("old", "new"):
+        opened[name][1].close()
+    for each in (*directories["old"].iterdir(), directories["old"], *directories["running"].iterdir()):
+        os.utime(each, (0, time.time() - 40 * 86_400))
+    (tmp_path / "kvbus-state-file").write_text("not a directory")
+    shown = {entry["directory"]: entry for entry in json.loads(ask("list", "--json").stdout)}
+    assert set(shown) == {str(path) for path in directories.values()}
+    assert shown[str(directories["running"])]["in_use"].startswith(f"process {os.getpid()} on ")
+    assert shown[str(directories["new"])]["in_use"] is None
+    assert shown[str(directories["new"])]["bytes"] > 0
+    assert re.search(rf"{directories['old']}  [\d,]+ bytes  last used 40\.0 days ago\n", ask("list").stdout)
+    listed = ask("remove")
+    assert (listed.exit_code, listed.stdout.split()[0]) == (1, str(directories["old"]))
+    assert len(listed.stdout.splitlines()) == 1
+    assert directories["old"].exists()
+    assert ask("remove", "--yes").exit_code == 0
+    assert not directories["old"].exists()
+    assert directories["new"].exists()
+    assert ask("remove", "--unused-days", "0", "--yes").exit_code == 0
+    assert {name for name, path in directories.items() if path.exists()} == {"running"}
+    opened["running"][1].close()
 
 
 def test_state_show_reads_a_state_on_a_read_only_mount(config: Config) -> None:
