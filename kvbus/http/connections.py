@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvbus.common.errors import BindError, os_reason
 
@@ -137,7 +138,8 @@ class Connections:
         most: maximum number of open connections.
         timeout: maximum seconds for the TLS handshake and a complete request.
         max_unanswered: maximum number of bytes that a client may send between two answers.
-        options: the options of :class:`aiohttp.web.AppRunner`.
+        logger: the logger for errors of handlers. Malformed requests are not logged: their clients get the reason.
+        options: further options of :class:`aiohttp.web.AppRunner`.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class Connections:
         most: int = MAX_CONNECTIONS,
         timeout: float,
         max_unanswered: float = float("inf"),
+        logger: logging.Logger = log,
         **options: Any,
     ) -> None:
         self.timeout = timeout
@@ -156,7 +159,8 @@ class Connections:
         self._stats = stats
         self._context = context
         self._most = most
-        self._runner = web.AppRunner(app, **options)
+        # aiohttp must not decompress bodies: kvbus reads no compressed body, and aiohttp would log each invalid one.
+        self._runner = web.AppRunner(app, logger=_quiet(logger), auto_decompress=False, **options)
         self._open: dict[Connection, None] = {}
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -304,6 +308,13 @@ class Connections:
             yield
         finally:
             connection.waiting = False
+
+
+def _quiet(logger: logging.Logger) -> logging.Logger:
+    """Return a logger for aiohttp that leaves out the traceback which aiohttp logs for each malformed request."""
+    of_library = logger.getChild("aiohttp")
+    of_library.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
+    return of_library
 
 
 def _of(transport: asyncio.BaseTransport | None) -> Connection | None:

@@ -13,7 +13,6 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import HttpVersion10, web
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from kvbus.common.tasks import report_out_of_memory
@@ -144,7 +143,7 @@ class AdminServer:
             timeout=connections.TIMEOUT,
             max_unanswered=MAX_UNANSWERED_BYTES,
             access_log=None,
-            logger=quiet(log),
+            logger=log,
             handler_cancellation=True,
             shutdown_timeout=ENDING,
             lingering_time=1.0,
@@ -201,6 +200,9 @@ class AdminServer:
             takes = ", ".join(sorted(path.takes)) or "none"
             name = request.path
             return problem(400, f"{name} has no parameter {min(unknown)!r:.100}; it takes: {takes}")
+        if len(request.query) > len(set(request.query)):
+            twice = min(name for name in request.query if len(request.query.getall(name)) > 1)
+            return problem(400, f"{request.path} takes each parameter once, and {twice} is given several times")
         if path.shows == "content":
             return await self._guarded(request, handler, content=True)
         if path.shows == "status" and self._observed.config.http_open != "status":
@@ -412,10 +414,3 @@ class AdminServer:
 async def _without_server(_request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Remove the Server header from a response, because it shows the HTTP library and its version."""
     response.headers.popall("Server", None)
-
-
-def quiet(logger: logging.Logger) -> logging.Logger:
-    """Return a logger for aiohttp that leaves out the traceback which aiohttp logs for each malformed request."""
-    of_library = logger.getChild("aiohttp")
-    of_library.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
-    return of_library

@@ -85,6 +85,7 @@ class IndexServer:
             access.context,
             timeout=connections.TIMEOUT,
             access_log=None,
+            logger=log,
             shutdown_timeout=_END_SECONDS,
             max_headers=64,
         )
@@ -105,7 +106,10 @@ class IndexServer:
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Call the handler of a request. Meanwhile, the timeout of the client's connection is paused."""
         with self._connections.answering(request.transport):
-            return await handler(request)
+            try:
+                return await handler(request)
+            except ConnectionError:
+                return web.Response()  # the client has disconnected, so nobody reads this
 
     async def _query(self, request: web.Request) -> web.Response:
         refusal = self._access.refusal(request)
@@ -136,7 +140,8 @@ class IndexServer:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()
         except TimeoutError as error:
-            raise RefusedError(408, "slow", f"the body did not arrive within {BODY_SECONDS:g} s") from error
+            text = f"the body did not arrive within {BODY_SECONDS:g} s, or a chunk of it is malformed"
+            raise RefusedError(408, "slow", text) from error
         except web.HTTPRequestEntityTooLarge as error:
             text = f"more than {MAX_BODY_BYTES} bytes; ask in several requests"
             raise RefusedError(413, "too_large", text) from error

@@ -314,6 +314,8 @@ async def test_blocks_shows_one_source_and_refuses_an_unknown_source():
         assert (await client.status("/blocks?source="))[0] == 404
         for query, wrong in (
             ("hash=1", "has no parameter 'hash'; it takes: hashes, source"),
+            ("source=engine&source=x", "/blocks takes each parameter once, and source is given several times"),
+            ("source=engine&hashes=number&hashes=number", "and hashes is given several times"),
             ("hashes=text", "not one of number, string"),
         ):
             status, text = await client.status(f"/blocks?{query}")

@@ -216,6 +216,39 @@ def test_a_client_that_disconnects_in_its_body_does_not_disturb_the_index(scene)
     assert scene.index.matches(tokens=tokens_of(scene.chain))
 
 
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+BODIES = {
+    "chunk size": CHUNKED + b"\r\nzz\r\nhello\r\n0\r\n\r\n",
+    "chunk end": CHUNKED + b"\r\n5\r\nhelloXX\r\n0\r\n\r\n",
+    "two lengths": CHUNKED + b"Content-Length: 5\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "deflate": b"Content-Encoding: deflate\r\nContent-Length: 5\r\n\r\nhello",
+    "gzip": b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
+    "br": b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello",
+    "cut off": b"Content-Length: 50\r\n\r\nhello",
+    "cut off in a chunk": CHUNKED + b"\r\n50\r\nhello",
+}
+
+
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+@pytest.mark.parametrize("path", ["/query", "/metrics", "/nowhere"])
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_malformed_body_gets_a_sentence_and_no_traceback_in_the_log(scene, kind, path, host):
+    """This also holds if the client has no right to ask."""
+    address = urlsplit(scene.index.http)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        client.settimeout(60)
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n".encode() + BODIES[kind])
+        if kind.startswith("cut off"):
+            client.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    head, _, text = answer.partition(b"\r\n\r\n")
+    if not kind.startswith("cut off"):
+        assert head.split()[1] in {b"400", b"403", b"404", b"405"}, answer
+        assert text.strip()
+    assert scene.index.matches(tokens=tokens_of(scene.chain))
+    assert "Traceback" not in scene.index.log.read_text()
+
+
 def test_an_index_refuses_a_seventeenth_concurrent_request(scene):
     """While sixteen requests wait for the rest of their bodies, the index refuses a seventeenth request.
 

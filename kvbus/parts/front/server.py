@@ -24,7 +24,6 @@ from kvbus.config import Config, SourceStream, parse_address, render_topic
 from kvbus.config.front import Front, Fronting
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.http.connections import Connections
-from kvbus.http.server import quiet
 from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_kvbus, of_sglang, of_vllm
 
@@ -249,11 +248,10 @@ class FrontServer:
             timeout=IDLE,
             access_log=log,
             access_log_class=_bad_requests(self.stats),
-            logger=quiet(logging.getLogger("kvbus.front")),
+            logger=logging.getLogger("kvbus.front"),
             handler_cancellation=True,
             shutdown_timeout=1.0,
             lingering_time=1.0,
-            auto_decompress=False,
             max_line_size=LINE,
             max_field_size=LINE,
         )
