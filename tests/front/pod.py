@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
@@ -24,6 +24,8 @@ class Api:
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
+        self.every: Callable[[], web.Response] | None = None
+        """Makes the answer to every request, whatever its path and method; None: the answer depends on the path."""
         self.step = asyncio.Semaphore(0)
         self.parts: list[bytes] = []
         self.seen: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
@@ -33,6 +35,8 @@ class Api:
         self.take = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.every is not None:
+            return self.every()
         if request.path in self.answers:
             answer = self.answers[request.path]
             return answer() if callable(answer) else web.json_response(answer)

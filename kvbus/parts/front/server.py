@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import aiohttp
 from aiohttp import ClientResponse, web
@@ -215,14 +216,19 @@ MAX_ANSWER: Final = 4 * 1024 * 1024
 NO_SUCH_PATH: Final = (404, 405)
 
 PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
-    "/kv_event_sources": of_vllm,
-    "/server_info": of_sglang,
-    "/get_server_info": of_sglang,
+    "kv_event_sources": of_vllm,
+    "server_info": of_sglang,
+    "get_server_info": of_sglang,
 }
-"""Paths at which routers ask an engine for the endpoints of its events, each with a function.
+"""Last parts of the paths at which an engine lists the endpoints of its events, each with a function.
 
-The function puts kvbus's endpoints into the engine's answer.
+The function puts kvbus's endpoints into the engine's answer. An engine may have these paths under a prefix, and may
+accept other spellings of them. So kvbus compares only the last part, see :func:`_last_part`.
 """
+READS: Final = ("GET", "HEAD")
+"""Methods that kvbus forwards for these paths. The answer to HEAD has no body, and so no endpoint."""
+CONDITIONS: Final = frozenset({"accept-encoding", "range", "if-range", "if-none-match", "if-modified-since"})
+"""Names of headers with which an engine would send no complete JSON text. kvbus leaves them out for these paths."""
 
 
 class FrontServer:
@@ -286,9 +292,12 @@ class FrontServer:
     async def _answer(self, request: web.Request, engine: Engine) -> web.StreamResponse:
         if refusal := _refusal(request):
             return self._problem(*refusal)
-        read = PATHS.get(request.path) if request.method == "GET" else None
+        read = PATHS.get(_last_part(request.raw_path))
+        if read is not None and request.method not in READS:
+            text = f"kvbus forwards no {request.method} for {request.path!r:.100}, only {' and '.join(READS)}"
+            return self._problem("bad_request", 405, text, {"Allow": ", ".join(READS)})
         try:
-            if read is not None:
+            if read is not None and request.method == "GET":
                 return await self._where(request, engine, read)
             upstream = await engine.ask(request)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -334,7 +343,7 @@ class FrontServer:
 
         The other fields of the engine's answer stay unchanged. If the engine refuses the request, forward its refusal.
         """
-        async with await engine.ask(request, without=frozenset({"accept-encoding"})) as upstream:
+        async with await engine.ask(request, without=CONDITIONS) as upstream:
             text = bytearray()
             while part := await upstream.content.readany():
                 text += part
@@ -344,7 +353,7 @@ class FrontServer:
         if status in NO_SUCH_PATH and read is of_vllm:
             self.stats.requests["answered"] += 1
             return web.json_response(of_kvbus(self._offers(request)))
-        if status != 200:
+        if not 200 <= status < 300:
             self.stats.requests["passed"] += 1
             return web.Response(status=status, headers=headers, body=bytes(text))
         try:
@@ -365,13 +374,13 @@ class FrontServer:
             host = f"[{here}]" if ":" in here else here
         return offers(self._observed, self._front, host)
 
-    def _problem(self, outcome: str, status: int, text: str) -> web.Response:
+    def _problem(self, outcome: str, status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
         """Return an error answer that closes the connection, and count the request under ``outcome``.
 
         The connection cannot be used again, because the remaining part of the request was not read.
         """
         self.stats.requests[outcome] += 1
-        response = web.json_response({"error": text}, status=status)
+        response = web.json_response({"error": text}, status=status, headers=headers)
         response.force_close()
         return response
 
@@ -389,6 +398,22 @@ def _refusal(request: web.Request) -> tuple[str, int, str] | None:
     if not request.raw_path.startswith("/"):
         return "bad_request", 400, f"the path of a request has to begin with /: {request.raw_path!r:.100}"
     return None
+
+
+def _last_part(raw_path: str) -> str:
+    """Return the last part of a request's path in the plainest spelling, without its query.
+
+    Percent-encoding, empty parts, ``.`` and ``..``, parameters after ``;`` and the case of letters are removed, because
+    servers differ in which spellings of one path they accept.
+    """
+    parts: list[str] = []
+    for part in unquote(raw_path.partition("?")[0].partition("#")[0]).replace("\\", "/").split("/"):
+        name = part.partition(";")[0].strip()
+        if name == "..":
+            parts = parts[:-1]
+        elif name not in ("", "."):
+            parts.append(name)
+    return parts[-1].lower() if parts else ""
 
 
 def _bad_requests(stats: FrontStats) -> type[AbstractAccessLogger]:
