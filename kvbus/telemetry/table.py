@@ -28,7 +28,7 @@ RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (
     *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "clock_set_back", "malformed", "damaged"),
-    *("other_schema", "unreadable_pointer", "unreadable_batch", "wrong_type", "foreign_key", "same_name"),
+    *("other_schema", "unreadable_pointer", "unreadable_batch", "wrong_type", "foreign_id", "foreign_key", "same_name"),
 )
 FRONT_REASONS: Final = ("too_many", "slow")
 CALL_OUTCOMES: Final = (

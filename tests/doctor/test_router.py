@@ -41,7 +41,7 @@ def test_doctor_lists_the_needs_of_kthena_that_the_default_profile_lacks():
             "events as arrays",
             "only stores with token ids",
             "byte hashes as integers",
-            "one group of blocks, without a number",
+            "only one group of blocks",
             "single tokens in place of EAGLE's pairs",
             "one removal for a block of several ranks",
             "removals in place of a clear of one rank",

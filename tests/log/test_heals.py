@@ -5,6 +5,7 @@ Another writer, foreign data under its keys, or a defect stopped it.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -125,3 +126,28 @@ async def test_a_writer_continues_after_an_unexpected_exception(tmp_path, caplog
         await leaf.written()
         assert "has failed because of a defect" in caplog.text
         await (await log.reading()).holds(leaf)
+
+
+@pytest.mark.parametrize("poison", ["the last id", "an id in nanoseconds", "an id above 2^53"])
+async def test_a_reader_continues_when_a_redis_record_with_a_foreign_id_is_deleted(redis, poison):
+    """A record with an id that no writer of kvbus uses hides the later records only while it is in the stream."""
+    kind = Redis(redis)
+    ids = {"the last id": f"{2**64 - 1}-{2**64 - 1}", "an id in nanoseconds": f"{time.time_ns()}-0"}
+    async with fleet(kind) as log:
+        leaf, reading = await log.followed_leaf(kafka=OFTEN)
+        keys = names(kind.place(""), KEY)
+        async with redis.client() as client:
+            await client.execute_command("XADD", keys[0], ids.get(poison, f"{2**53}-0"), "r", "x")
+            leaf.store(3, gone=1)
+            await eventually(lambda: leaf.stats.dropped_batches or leaf.stats.refused, "the writer to notice")
+            for _ in range(3):
+                await reading.take()  # reads the foreign record
+            await client.delete(*keys)
+        before = leaf.stats.batches
+
+        def written():
+            leaf.store(1, gone=1)
+            return leaf.stats.batches > before
+
+        await eventually(written, "batches in the log")
+        await reading.holds(leaf)

@@ -34,6 +34,7 @@ from kvbus.core.events import LogReached, RecordReceived, RelayEvent
 from kvbus.core.log_relay import EPOCH_BITS
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
 from kvbus.parts.log.contract import (
+    FOREIGN_ID,
     FOREIGN_KEY,
     MAX_REFUSED,
     SAME_NAME,
@@ -76,6 +77,7 @@ REFUSED: Final = {
     UNREADABLE_BATCH: "is a batch that cannot be decoded: its records are missing",
     WRONG_TYPE: "is a key with another type of value: the stream is read once that key is deleted",
     FOREIGN_KEY: "is a key that no stream can have",
+    FOREIGN_ID: "has a record that no kvbus has written: the stream is read once that record or the key is deleted",
     SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
 """Reasons for which a stream or a record cannot be read, each with a text for the log line that names the stream.

@@ -67,6 +67,7 @@ UNREADABLE_POINTER: Final = "unreadable_pointer"
 UNREADABLE_BATCH: Final = "unreadable_batch"
 WRONG_TYPE: Final = "wrong_type"
 FOREIGN_KEY: Final = "foreign_key"
+FOREIGN_ID: Final = "foreign_id"
 SAME_NAME: Final = "same_name"
 
 

@@ -26,6 +26,7 @@ from uuid import uuid4
 from redis.asyncio import Redis
 
 from kvbus.parts.log.contract import (
+    FOREIGN_ID,
     MAX_REFUSED,
     START,
     WRONG_TYPE,
@@ -57,6 +58,9 @@ A stream lags if the last request returned :data:`MAX_RECORDS` records of it, so
 
 MAX_DIGITS: Final = 17
 """A number in a stream's hash is ignored if it has this number of digits or more: Lua cannot represent it exactly."""
+
+MAX_NUMBER: Final = 2**53
+"""Lowest number that Lua cannot represent exactly. No writer has an epoch or a position that is as high."""
 
 FENCED: Final = -1
 LOST: Final = -2
@@ -153,7 +157,7 @@ def _number(text: bytes) -> int:
     Return 0 if the text is not a number, or if Lua cannot represent the number exactly.
     """
     found = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
-    return found if found < 2**53 else 0
+    return found if found < MAX_NUMBER else 0
 
 
 def _judged(found: int) -> int:
@@ -269,9 +273,10 @@ class RedisReader:
         self._behind = dict.fromkeys(self._next)
         """The keys of lagging streams, of which the server may have more records. They are read in this order."""
         self._wrong: dict[bytes, None] = {}
-        """Keys that should hold a Redis stream and hold another type of value.
+        """Keys that hold no Redis stream, or one with a record whose id no writer of kvbus can have used.
 
-        Each :meth:`take` checks one of them again.
+        While the stream has such a record, a writer cannot append, and a reader that continued after the record would
+        never see the records that come after its deletion. Each :meth:`take` checks one of them again.
         """
         self._asked = 0
         """Number of calls of :meth:`ends` so far.
@@ -336,26 +341,29 @@ class RedisReader:
                 return found
 
     async def _judge(self, names: Iterable[bytes]) -> None:
-        """Find the keys among ``names`` that do not hold a Redis stream, and leave them out of further requests.
+        """Find the keys among ``names`` that cannot be read (:attr:`_wrong`), and leave them out of further requests.
 
-        This is necessary because the server refuses a complete request if it names one key of this kind.
+        This is necessary because the server refuses a complete request if it names one key of another type.
         """
         async with self.client() as client:
             asked = client.pipeline(transaction=False)
             for name in names:
-                asked.xlen(name)
+                asked.xread({name: MAX_NUMBER - 1}, 1)
             for name, answer in zip(names, await asked.execute(raise_on_error=False), strict=True):
                 if is_of_wrong_type(answer):
-                    self._wrong[name] = None
-                    self._refused.append((WRONG_TYPE, self._keys[name]))
+                    self._leave_out(name, WRONG_TYPE)
                 elif isinstance(answer, Exception):
                     raise answer
+                elif answer:
+                    self._leave_out(name, FOREIGN_ID)
+
+    def _leave_out(self, name: bytes, reason: str) -> None:
+        self._wrong[name] = None
+        self._behind.pop(name, None)
+        self._refused.append((reason, self._keys[name]))
 
     async def _look_again(self) -> None:
-        """Check again one key that kvbus has stopped reading, because its value was not a Redis stream.
-
-        If the value is a Redis stream now, kvbus reads the key again.
-        """
+        """Check again one key that kvbus has stopped reading (:attr:`_wrong`). If it can be read now, read it again."""
         if self._wrong:
             name = next(iter(self._wrong))
             del self._wrong[name]
@@ -367,6 +375,9 @@ class RedisReader:
             self._level[name] = -1
         for at, fields in records:
             position = int(at.partition(b"-")[0])
+            if position >= MAX_NUMBER:
+                self._leave_out(name, FOREIGN_ID)
+                return
             self._next[name] = position + 1
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
@@ -385,8 +396,7 @@ class RedisReader:
     async def reached(self, key: str) -> int:
         """Return how many times :meth:`ends` had been called when this stream was last read to its end.
 
-        If the key does not hold a Redis stream, there are no records to read. Then return the number of all calls, so
-        that the stream counts as read.
+        If the key cannot be read (:attr:`_wrong`), return the number of all calls, so that the stream counts as read.
         """
         name = names(self._location, key)[0].encode()
         return self._asked if name in self._wrong else self._level[name]
