@@ -24,7 +24,7 @@ PARTS ?= image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools golden demo site links test test-all newest newest-others coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools golden demo site links test test-all newest newest-others coverage path bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## list the targets
@@ -113,7 +113,10 @@ newest-others: $(STAMP) ## run the tests of engines and routers with their newes
 		dynamo=$$TEST_ROUTERS_HOME/dynamo/bin/python; [ ! -x $$dynamo ] || export TEST_DYNAMO_PYTHON=$$dynamo; \
 		$(BIN)/python -m pytest -n 2 --dist loadgroup tests/interop tests/conform tests/spec/test_published.py tests/discovery/test_grpc.py $(ARGS)
 
-bench: $(STAMP) ## measure kvbus beside other relays, best on a quiet machine (ARGS="--quick", ARGS="--only late", ARGS=--write)
+path: $(STAMP) ## measure the way of a batch as multiples of other programs (ARGS="--quick --only core", ARGS=--write)
+	@$(BIN)/python -m bench.path $(ARGS)
+
+bench: $(STAMP) ## measure late routers, many sources, memory and start (ARGS="--quick", ARGS="--only late", ARGS=--write)
 	@$(BIN)/python -m bench $(ARGS)
 
 bench-worth: $(STAMP) ## simulate how much prefill exact views save, three minutes (ARGS=--write, ARGS=--quick)

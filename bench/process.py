@@ -59,6 +59,8 @@ class Relay:
         env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         env["XDG_RUNTIME_DIR"] = str(self.directory)
         began = time.monotonic()
+        if settings.get("output", {}).get("layout") == "merged":
+            del self.out[1:]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=log, stderr=log)
         os.sched_setaffinity(self.pid, {RELAY_CORE})

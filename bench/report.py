@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -10,9 +11,15 @@ import msgspec
 
 from .process import ROOT
 
-RESULTS: Final = ROOT / "docs" / "bench" / "results.json"
 PAGE: Final = ROOT / "docs" / "BENCHMARKS.md"
-BEGIN: Final = "<!-- rendered from bench/results.json: make bench ARGS=--render -->"
+RESULTS: Final = ROOT / "docs" / "bench" / "results.json"
+PATH: Final = ROOT / "docs" / "bench" / "path.json"
+BEGIN: Final = {
+    RESULTS: "<!-- rendered from bench/results.json: make bench ARGS=--render -->",
+    PATH: "<!-- rendered from bench/path.json: make bench ARGS=--render -->",
+}
+"""The first line of each rendered part of :data:`PAGE`, by the file that has its results."""
+
 QUIET: Final = 5
 """Maximum percentage of all cores that other processes may use. Above it, times and missed bounds prove nothing."""
 
@@ -26,6 +33,8 @@ class Bound(msgspec.Struct):
     limit: float
     unit: str
     values: list[float]
+    reason: str = ""
+    """Why the bound may not be met; empty without a reason."""
     before: str = ""
     """The median and the date of the previous result that was measured on a quiet machine."""
 
@@ -86,15 +95,21 @@ def bounds_table(results: list[Result]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             bound.what,
-            f"≤ {bound.limit:g} {bound.unit}",
+            f"≤ {bound.limit:g} {bound.unit}".rstrip(),
             told(bound.values),
-            ("met" if bound.met else "**not met**") + ", on a busy machine" * (result.others > QUIET),
+            _judged(bound, busy=result.others > QUIET),
             bound.before,
         ]
         for result in results
         for bound in result.bounds
     ]
     return ["what is measured", "bound", "measured", "is the bound met?", "last result from a quiet machine"], rows
+
+
+def _judged(bound: Bound, *, busy: bool) -> str:
+    """Return whether a bound is met, with the reason if it is not."""
+    judged = "met" if bound.met else f"**not met**: {bound.reason}" if bound.reason else "**not met**"
+    return judged + ", on a busy machine" * (busy and bool(bound.unit))
 
 
 def plain(result: Result) -> str:
@@ -109,14 +124,14 @@ def plain(result: Result) -> str:
     return "\n".join(lines) + "\n"
 
 
-def load() -> dict[str, Result]:
-    """Return the saved results by the benchmarks' names."""
-    return msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, Result]) if RESULTS.exists() else {}
+def load(path: Path) -> dict[str, Result]:
+    """Return the results in a file by the benchmarks' names."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Result]) if path.exists() else {}
 
 
-def save(name: str, result: Result, order: list[str]) -> None:
-    """Save a benchmark's result. Each bound also keeps its previous value from a quiet machine."""
-    results = load()
+def save(path: Path, name: str, result: Result, order: list[str]) -> None:
+    """Save a benchmark's result in a file. Each bound also keeps its previous value from a quiet machine."""
+    results = load(path)
     before = results.get(name, result)
     earlier = {bound.what: bound for bound in before.bounds if before is not result}
     for bound in result.bounds:
@@ -125,7 +140,7 @@ def save(name: str, result: Result, order: list[str]) -> None:
             bound.before = earlier[bound.what].before if before.others > QUIET else told_before
     results[name] = result
     data: dict[str, Any] = {each: msgspec.to_builtins(results[each]) for each in order if each in results}
-    RESULTS.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def tables(results: list[Result]) -> str:
@@ -139,7 +154,7 @@ def tables(results: list[Result]) -> str:
     return "\n\n".join(parts)
 
 
-def put(text: str, rendered: str, begin: str = BEGIN, end: str = END) -> str:
+def put(text: str, rendered: str, begin: str, end: str = END) -> str:
     """Return a document with the part between two comments replaced.
 
     Raises:
@@ -154,4 +169,7 @@ def put(text: str, rendered: str, begin: str = BEGIN, end: str = END) -> str:
 
 def page() -> str:
     """Return docs/BENCHMARKS.md with the tables of the saved results."""
-    return put(PAGE.read_text(), tables(list(load().values())))
+    text = PAGE.read_text()
+    for path, begin in BEGIN.items():
+        text = put(text, tables(list(load(path).values())), begin)
+    return text

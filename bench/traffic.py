@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -101,10 +101,17 @@ class Traffic:
     Args:
         through: the running relay.
         routers: number of routers, each connected to every rank's stream.
+        probing: returns a batch that tests the connection, from a number and a rank.
     """
 
-    def __init__(self, through: Relay, routers: int = 1) -> None:
+    def __init__(
+        self,
+        through: Relay,
+        routers: int = 1,
+        probing: Callable[[int, int], bytes] = probe,
+    ) -> None:
         self.relay = through
+        self._probing = probing
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4 * through.ranks + routers + 64)
         self._engines = [
@@ -137,20 +144,21 @@ class Traffic:
                 raise TimeoutError(f"no probe of ranks {missing[:9]} has arrived at every router")
             number += 1
             for rank in missing:
-                self._engines[rank].publish(probe(number << 16 | rank, rank))
+                self._engines[rank].publish(self._probing(number << 16 | rank, rank))
             self._read(0.05)
         while self._read(0.2):
             pass
 
-    def saturate(self, *loads: Iterable[bytes], batches: int) -> Result:
+    def saturate(self, *loads: Iterable[bytes], batches: int, copies: int = 1) -> Result:
         """Publish batches of each rank as fast as the routers read them.
 
         Args:
             loads: a load for each rank.
             batches: number of batches of each rank.
+            copies: number of batches of which only one arrives, because they announce the same blocks.
         """
         mean = 0.0
-        with self._measured(batches) as found:
+        with self._measured(batches, copies) as found:
             published = 0
             for payloads in zip(*(islice(load, batches) for load in loads), strict=True):
                 for engine, payload in zip(self._engines, payloads, strict=True):
@@ -159,8 +167,8 @@ class Traffic:
                 published += len(payloads)
                 window = min(WINDOW, int(WINDOW_BYTES / mean) + 1)
                 if published % 16 == 0:
-                    self._read_until(published - window)
-            self._read_until(published)
+                    self._read_until((published - window) // copies)
+            self._read_until(published // copies)
         return found
 
     def pace(self, *loads: Sequence[bytes], rate: float) -> Result:
@@ -187,7 +195,7 @@ class Traffic:
         return found
 
     @contextlib.contextmanager
-    def _measured(self, batches: int) -> Iterator[Result]:
+    def _measured(self, batches: int, copies: int = 1) -> Iterator[Result]:
         for router in self._routers:
             router.received = 0
         found = Result(0.0, batches * len(self._engines), 0.0, [])
@@ -195,9 +203,8 @@ class Traffic:
         yield found
         found.seconds = time.monotonic() - began
         found.cpu_seconds = self.relay.cpu_seconds() - cpu
-        if any(router.received != found.batches for router in self._routers):
+        if any(router.received != found.batches // copies for router in self._routers):
             raise RuntimeError(f"more batches arrived than the {found.batches} that were sent")
-        self.relay.check()
 
     def _read_until(self, batches: int) -> None:
         """Read until every router has received ``batches`` batches of the load."""
@@ -218,13 +225,26 @@ class Traffic:
 
 
 @contextlib.contextmanager
-def traffic(kind: Kind, ranks: int = 1, routers: int = 1, **settings: Any) -> Iterator[Traffic]:
-    """Run a relay between engines and routers until the block ends; see :func:`bench.process.relay`."""
+def traffic(
+    kind: Kind,
+    ranks: int = 1,
+    routers: int = 1,
+    probing: Callable[[int, int], bytes] = probe,
+    **settings: Any,
+) -> Iterator[Traffic]:
+    """Run a relay between engines and routers until the block ends.
+
+    :class:`Traffic` and :func:`bench.process.relay` explain the arguments.
+
+    Raises:
+        RuntimeError: kvbus has lost, rejected or dropped batches or events.
+    """
     with relay(kind, ranks, **settings) as through:
-        found = Traffic(through, routers)
+        found = Traffic(through, routers, probing)
         try:
             found.connect()
             yield found
+            through.check()
         finally:
             found.close()
 
