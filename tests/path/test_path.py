@@ -10,8 +10,8 @@ import pytest
 from tests.path.trace import trace_case
 
 BUDGET: Final = {
-    "1x1": {"calls": 183, "functions": 145, "modules": 50},
-    "8x8": {"calls": 723, "functions": 146, "modules": 50},
+    "1x1": {"calls": 93, "functions": 81, "modules": 45},
+    "8x8": {"calls": 142, "functions": 81, "modules": 45},
     "late": {"functions": 194, "modules": 36},
 }
 """Maximum number of calls, of different functions and of different modules in each case.

@@ -109,7 +109,9 @@ class Chunk(msgspec.Struct, gc=False):
     @property
     def memory(self) -> int:
         """Approximate memory of this chunk, in bytes."""
-        count: int = ITEM_BYTES * (1 + len(self.hashes)) + len(self.tokens) + len(self.extra_keys or b"")
+        count: int = ITEM_BYTES * (1 + len(self.hashes)) + len(self.tokens)
+        if self.extra_keys is not None:
+            count += len(self.extra_keys)
         if self.rest is not None:
             count += self.meta.weight
             count += ITEM_BYTES * len(self.derived or ())

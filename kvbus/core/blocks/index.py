@@ -194,6 +194,7 @@ class Index:
         media_names: the media that have a table.
         blocks: number of live blocks that were added by :meth:`put`.
         bytes: approximate memory of the chunks of these blocks, in bytes.
+        cut: whether some blocks were cut into sub-blocks. Routers know such a block by other hashes than the engine's.
     """
 
     def __init__(self, copied_below: int = SMALL) -> None:
@@ -208,6 +209,7 @@ class Index:
         self.media_names: AbstractSet[str] = self._of_medium.keys()
         self.blocks = 0
         self.bytes = 0
+        self.cut = False
 
     def __len__(self) -> int:
         """Number of live blocks, as the engine has announced them. Routers may get other blocks (:attr:`announced`)."""
@@ -225,14 +227,14 @@ class Index:
 
         ``extras`` are the fields of the store that the struct BlockStored does not define.
         """
-        meta = self._shared(meta_of(event))
+        meta = self.shared(meta_of(event))
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         chunk = Chunk(event.block_hashes, parent, bytes(event.token_ids), meta, carried_bytes(event.extra_keys))
         if extras or meta.weight:
             chunk.rest = Rest({name: bytes(raw) for name, raw in (extras or {}).items()} or None)
         return chunk
 
-    def _shared(self, meta: Meta) -> Meta:
+    def shared(self, meta: Meta) -> Meta:
         """Return the one object that chunks share for equal metas, to save memory.
 
         If the texts of the meta are too long to be shared, return a new object that only one chunk uses.
@@ -268,6 +270,7 @@ class Index:
     def count(self) -> None:
         """Count ``blocks`` and ``bytes`` again, after the tables were changed without :meth:`put` and :meth:`take`."""
         self.blocks = self.bytes = 0
+        self.cut = any(table.refs for table in self.tables.values())
         for table in self.tables.values():
             for chunk in chunks_of(table):
                 chunk.live = sum(table.blocks.get(block) is chunk for block in chunk.hashes)

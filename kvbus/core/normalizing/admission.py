@@ -8,22 +8,26 @@ and media the stream has. Each rule has its own reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, TableKey
 from kvbus.core.normalizing.cache import EngineCache
-from kvbus.core.types import MAX_HASH_BYTES, PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
+from kvbus.core.normalizing.lanes import Lane, Lanes
+from kvbus.core.types import MAX_HASH_BYTES, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.carried import known_names, set_aside
 from kvbus.core.wire.codec import lacks_field, note
 from kvbus.core.wire.encoding import NOTHING, extras_of, parts
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockInactive, BlockRemoved, BlockStored, Extras
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Extras
 from kvbus.core.wire.tokens import count_tokens
 
 MAX_SIZE: Final = 2**31
 """Maximum valid block size in a store, in tokens."""
+
+_INTEGERS: Final = frozenset({int})
+_BYTE_STRINGS: Final = frozenset({bytes})
 
 
 def check_stored(event: BlockStored) -> int | Reason:
@@ -70,11 +74,12 @@ def check_removed(event: BlockRemoved) -> str | Reason:
 
 def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
     """Return None if all hashes are integers, or all are byte strings of 1 to 64 bytes; otherwise ``HASH_KIND``."""
-    kinds = set(map(type, hashes))
-    if kinds == {bytes}:
-        lengths = {len(block) for block in cast("Sequence[bytes]", hashes)}
+    if _INTEGERS.issuperset(map(type, hashes)):
+        return None
+    if _BYTE_STRINGS.issuperset(map(type, hashes)):
+        lengths = set(map(len, cast("Sequence[bytes]", hashes)))
         return None if min(lengths) > 0 and max(lengths) <= MAX_HASH_BYTES else Reason.HASH_KIND
-    return None if kinds == {int} else Reason.HASH_KIND
+    return Reason.HASH_KIND
 
 
 class Checked:
@@ -97,37 +102,23 @@ class Checked:
         self.extras = extras
 
 
-Step = Checked | BlockRemoved | AllBlocksCleared
-"""An event that has passed the checks and may be applied to the index."""
+Step = tuple[Any, Any]
+"""An event that has passed the checks, and how it is applied to the index.
+
+A store comes with its :class:`Lane` if it is one of the lane's usual stores, otherwise with a :class:`Checked`. A
+removal comes with the key of the table that it names, and a clear with None.
+"""
 
 
 class Admission:
-    """The checks of one source's events.
+    """The checks of one source's unusual events. ``Normalizer.apply`` checks the usual events itself.
 
     The checks change the counters and what kvbus knows about the stream (groups, media, sizes), but no blocks.
     """
 
-    def __init__(self, cache: EngineCache) -> None:
+    def __init__(self, cache: EngineCache, lanes: Lanes) -> None:
         self._cache = cache
-
-    def check_all(self, batch: Batch) -> list[Step]:
-        """Return the events of a batch that may be applied, in their original order.
-
-        Count the other events with a reason.
-        """
-        self.count_rejects(batch.rejects)
-        steps: list[Step] = []
-        for at, event in enumerate(batch.events):
-            if isinstance(event, BlockStored):
-                steps += self._check_store(event, batch, at)
-            elif isinstance(event, BlockInactive):
-                self._cache.stats.filtered[Filtered.INACTIVE] += 1
-            elif isinstance(event, AllBlocksCleared):
-                if self._clear_ok(event):
-                    steps.append(event)
-            elif self._removal_ok(event):
-                steps.append(event)
-        return steps
+        self._lanes = lanes
 
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
         """Count events that could not be decoded.
@@ -143,7 +134,7 @@ class Admission:
 
     # -- removals and clears ---------------------------------------------------------------------------------------
 
-    def _clear_ok(self, event: AllBlocksCleared) -> bool:
+    def clear(self, event: AllBlocksCleared) -> bool:
         """Count a clear and return whether it may be applied. If not, count the reason."""
         stats = self._cache.stats
         stats.cleared += 1
@@ -152,24 +143,23 @@ class Admission:
             return False
         return True
 
-    def _removal_ok(self, event: BlockRemoved) -> bool:
-        """Count a removal and return whether it may be applied. If not, count the reason."""
+    def removal(self, event: BlockRemoved) -> TableKey | None:
+        """Return the key of the table that a removal means; None if it may not be applied. Then count the reason."""
         stats = self._cache.stats
-        stats.removed += 1
-        self._note_medium(event.medium)
+        key = self._lanes.table_of(event)
         found = check_removed(event)
         if isinstance(found, Reason):
             stats.rejected[found] += 1
-            return False
+            return None
         if not event.block_hashes:
             stats.filtered[Filtered.NO_HASHES] += 1
-            return False
-        return True
+            return None
+        return key
 
     # -- stores ----------------------------------------------------------------------------------------------------
 
-    def _check_store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
-        """Count a store and learn its block size.
+    def store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
+        """Count a store that is not a usual one of its lane, and learn its block size.
 
         Return a list with the store, divided into several parts if it is long. The list is empty if the store may not
         be applied.
@@ -179,13 +169,13 @@ class Admission:
             cache.refuse(Reason.MISSING_FIELD)
             return []
         cache.stats.stored += 1
-        key = (None if event.group_idx is UNSET else event.group_idx, self._note_medium(event.medium))
-        tokens = self._verdict(event, key)
+        lane = self._lanes.of(event)
+        tokens = self._verdict(event, lane)
         if isinstance(tokens, Filtered):
             cache.stats.filtered[tokens] += 1
             return []
         if isinstance(tokens, Reason):
-            cache.refuse(tokens, key[1])
+            cache.refuse(tokens, lane.key[1])
             return []
         extras = self._extras_of(event, batch, at)
         size, count = event.block_size, len(event.block_hashes)
@@ -193,61 +183,25 @@ class Admission:
         if not complete:  # drop the tokens: it is unknown which of them belong to which hash
             event.token_ids = NOTHING
         if size:
-            cache.stream.sizes.observe(key[0], key[1], size, max(count, tokens // size), tokens=complete)
-        return self._parts(event, key, extras, complete=complete)
+            self._lanes.learn(lane, size, max(count, tokens // size), tokens=complete)
+        return self._parts(event, lane.key, extras, complete=complete)
 
-    def _verdict(self, event: BlockStored, key: TableKey) -> int | Filtered | Reason:
+    def _verdict(self, event: BlockStored, lane: Lane) -> int | Filtered | Reason:
         """Return the number of tokens of a store that kvbus accepts.
 
         If kvbus does not accept the store, return the reason: a `Filtered` if kvbus leaves the store out on purpose, a
         `Reason` if the store is not valid.
         """
-        group, medium = key
-        known = self._gets_known(group)
-        kind = event.kv_cache_spec_kind
-        if medium in self._cache.spec.without_media:
-            return Filtered.MEDIUM
-        if self._cache.spec.groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            if known:
-                self._cache.stream.no_prefix.add(group)
-            return Filtered.GROUP
+        if lane.unwanted is not None:
+            return lane.unwanted
         tokens = check_stored(event)
         if isinstance(tokens, Reason):
             return tokens
         if not event.block_hashes:
             return Filtered.NO_HASHES
-        if not self._right_kind(event.block_hashes[0]):
+        if not self._cache.stream.takes(type(event.block_hashes[0])):
             return Reason.HASH_KIND
-        return tokens if known else Reason.TOO_MANY_GROUPS
-
-    def _gets_known(self, group: int | None) -> bool:
-        """Return whether a group is one of the groups that kvbus remembers for this source.
-
-        Remember a new group if there are fewer than ``max_groups`` groups.
-        """
-        groups = self._cache.stream.groups
-        if group not in groups and len(groups) < self._cache.spec.max_groups:
-            groups.add(group)
-        return group in groups
-
-    def _right_kind(self, block: Hash) -> bool:
-        """Return whether a hash is of the kind (integer or bytes) that most stores of the stream have had.
-
-        So a single store with the wrong kind of hash does not make kvbus refuse the later stores.
-        """
-        stream = self._cache.stream
-        if isinstance(block, int):
-            stream.integers += 1
-            return stream.integers >= stream.byte_strings
-        stream.byte_strings += 1
-        return stream.byte_strings >= stream.integers
-
-    def _note_medium(self, medium: str | UnsetType | None) -> str:
-        """Remember that the engine uses a medium, unless the operator excludes it. Return the medium's index key."""
-        key = medium_key(medium) or UNKNOWN_MEDIUM
-        if key not in self._cache.spec.without_media:
-            self._cache.stream.media.add(key)
-        return key
+        return tokens if lane.known else Reason.TOO_MANY_GROUPS
 
     def _extras_of(self, event: BlockStored, batch: Batch, at: int) -> Extras | None:
         """Replace values of a store that routers cannot read by readable values.

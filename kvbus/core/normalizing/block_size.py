@@ -29,7 +29,7 @@ import msgspec
 from msgspec import structs
 
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import Index, TableKey
+from kvbus.core.blocks.index import MAX_RUN, Index, TableKey
 from kvbus.core.types import DEVICE_MEDIUM
 
 
@@ -181,6 +181,16 @@ class BlockSizeDetector(msgspec.Struct):
             return self.pinned
         return self.divisor if self.variable else self.size
 
+    @property
+    def steady(self) -> tuple[int, int]:
+        """Size of the blocks, and maximum number of blocks, of a store that teaches the detector nothing.
+
+        Both are 0 if every store may teach something.
+        """
+        if self.proven:
+            return (self.proven, MAX_RUN) if self.support > YOUNG and not self.larger else (0, 0)
+        return (self.size, 1) if self.seen >= SETTLE_EVENTS else (0, 0)
+
     def is_native(self, size: int) -> bool:
         """Return whether kvbus sends blocks of this size unchanged."""
         own = self.size
@@ -201,7 +211,7 @@ class BlockSizeDetector(msgspec.Struct):
             return Treatment.TAIL
         if self.variable or size == own or (size > own and not fine):
             return Treatment.REBLOCK if size % self.base == 0 else Treatment.REJECT
-        return Treatment.COARSE if size > own and size % own == 0 else Treatment.REJECT
+        return Treatment.COARSE if size > own > 0 and size % own == 0 else Treatment.REJECT
 
 
 class GroupSizes:
@@ -221,6 +231,15 @@ class GroupSizes:
 
         Only on these media can the tokens of a larger block also be in blocks of that size.
         """
+
+    def usual(self, medium: str, size: int) -> int:
+        """Return the maximum number of blocks of a store that teaches nothing and whose blocks are sent unchanged.
+
+        Return 0 if every store of blocks of this size on this medium may teach something.
+        """
+        steady, most = self.detector.steady
+        learns = medium not in self.fine or self.medium == "" or (medium == DEVICE_MEDIUM != self.medium)
+        return 0 if learns or size != steady or not self.detector.is_native(size) else most
 
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
         """Return whether a new detector has to learn the group's sizes, beginning with this store.

@@ -24,8 +24,8 @@ class Stream:
     """What an engine's stream has shown about the engine in this epoch, except its blocks.
 
     Attributes:
-        integers: number of stores whose hashes are integers.
-        byte_strings: number of stores whose hashes are byte strings.
+        hash_kind: the kind of hash (integer or byte string) that most stores have had.
+        lead: number of stores with this kind of hash beyond the number of stores with the other kind.
         groups: the groups with at least one store.
         no_prefix: the groups whose blocks a router cannot match with a prompt's prefix (sliding window, chunked local,
             mamba).
@@ -37,14 +37,35 @@ class Stream:
     """
 
     def __init__(self, sizes: BlockSizes) -> None:
-        self.integers = 0
-        self.byte_strings = 0
+        self.hash_kind: type = int
+        self.lead = 0
         self.groups: set[int | None] = set()
         self.no_prefix: set[int | None] = set()
         self.media: set[str] = set()
         self.sizes = sizes
         self.clears_all_tiers = False
         self.presumed = False
+
+    def knows(self, group: int | None, max_groups: int) -> bool:
+        """Return whether a group is one of the groups that kvbus remembers for this source.
+
+        Remember a new group if there are fewer than ``max_groups`` groups.
+        """
+        if group not in self.groups and len(self.groups) < max_groups:
+            self.groups.add(group)
+        return group in self.groups
+
+    def takes(self, kind: type) -> bool:
+        """Count a store with this kind of hash. Return whether most stores of the stream have had this kind.
+
+        So a single store with the wrong kind of hash does not make kvbus refuse the later stores.
+        """
+        if kind is not self.hash_kind and self.lead:
+            self.lead -= 1
+            return not self.lead
+        self.hash_kind = kind
+        self.lead += 1
+        return True
 
 
 class EngineCache:
@@ -112,10 +133,18 @@ class EngineCache:
 
         If not, count the refusal.
         """
-        if self.entries + blocks <= self.spec.max_blocks and self.bytes + size <= self.spec.max_index_bytes:
+        if self.fits(blocks, size):
             return True
         self.stats.rejected[Reason.INDEX_FULL] += 1
         return False
+
+    def fits(self, blocks: int, size: int) -> bool:
+        """Return whether the limits of the index allow to add ``blocks`` blocks, of ``size`` bytes in total."""
+        index, left_out, spec = self.index, self.left_out, self.spec
+        return (
+            index.blocks + left_out.coarse_blocks + left_out.tails.blocks + blocks <= spec.max_blocks
+            and index.bytes + left_out.bytes + size <= spec.max_index_bytes
+        )
 
     def clear_leaves(self, removals: Callable[[], Sequence[AnyEvent]]) -> None:
         """Append an AllBlocksCleared to the outgoing events.
@@ -133,12 +162,13 @@ class EngineCache:
         A new process can load the data. They do not contain the blocks.
         """
         stream = self.stream
+        hash_kinds = [stream.lead, 0] if stream.hash_kind is int else [0, stream.lead]
         return {
             "granularity": stream.sizes.dump(),
             "coarse": [
                 [*key, block, copies] for key, table in self.left_out.coarse.items() for block, copies in table.items()
             ],
-            "intake": [[stream.integers, stream.byte_strings], list(stream.no_prefix), list(stream.groups)],
+            "intake": [hash_kinds, list(stream.no_prefix), list(stream.groups)],
             "clears_all_tiers": stream.clears_all_tiers,
             "media": sorted(self.media),
             "presumed": stream.presumed,
@@ -154,7 +184,8 @@ class EngineCache:
         stream.sizes.load(data["granularity"])
         for group, medium, block, copies in data["coarse"]:
             self.left_out.add_coarse((group, medium), block, copies)
-        (stream.integers, stream.byte_strings), no_prefix, groups = data["intake"]
+        (integers, byte_strings), no_prefix, groups = data["intake"]
+        stream.hash_kind, stream.lead = (bytes, byte_strings) if byte_strings else (int, integers)
         stream.no_prefix.update(no_prefix)
         stream.groups.update(groups)
         stream.clears_all_tiers = data["clears_all_tiers"]

@@ -101,9 +101,12 @@ class Clears:
         return {each for each in media if not self.all_tiers and (each == DEVICE_MEDIUM) == second}
 
     def _remove_all(self, media: AbstractSet[str]) -> None:
-        """Remove all blocks on these media one by one, so that routers get removals in place of an AllBlocksCleared."""
+        """Remove all blocks on these media one by one, so that routers get removals in place of an AllBlocksCleared.
+
+        The media are sorted, so that every process builds the same batch from the same record of the write-ahead log.
+        """
         index = self._cache.index
-        for key, table in index.tables_on(media):
+        for key, table in index.tables_on(sorted(media)):
             table.copies.clear()
             for block in list(table.blocks):
                 self._removals.remove_one(key, block)

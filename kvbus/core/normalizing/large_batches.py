@@ -11,11 +11,11 @@ from typing import Final
 
 from msgspec import Raw, structs
 
-from kvbus.core.normalizing.admission import Checked, Step
+from kvbus.core.normalizing.admission import Step
 from kvbus.core.normalizing.copies import counts_left
 from kvbus.core.types import Hash
 from kvbus.core.wire.encoding import encode_value
-from kvbus.core.wire.schema import BlockRemoved
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
 
 PART: Final = 32_768
 """Number of blocks that kvbus stores or removes before it serves other connections.
@@ -37,21 +37,22 @@ def in_parts(steps: Sequence[Step]) -> deque[list[Step]]:
     room = PART
     last: Hash | None = None  # the last block of the newest stores, if these are one sequence
     for step in steps:
-        if isinstance(step, BlockRemoved):
-            for removal in _divided(step, room):
+        event, way = step
+        if isinstance(event, BlockRemoved):
+            for removal in _divided(event, room):
                 if len(removal.block_hashes) > room:
                     parts.append([])
                     room = PART
-                parts[-1].append(removal)
+                parts[-1].append((removal, way))
                 room -= len(removal.block_hashes)
             continue
-        if isinstance(step, Checked):
-            hashes, parent = step.event.block_hashes, step.event.parent_block_hash
+        if isinstance(event, BlockStored):
+            hashes, parent = event.block_hashes, event.parent_block_hash
             follows = parent == last is not None
             if room <= 0 and follows:
                 parts.append([])
                 room = PART
-            alone = not parts[-1] or not isinstance(parts[-1][-1], Checked)
+            alone = not parts[-1] or not isinstance(parts[-1][-1][0], BlockStored)
             last = hashes[-1] if follows or alone else None
             room -= len(hashes)
         parts[-1].append(step)

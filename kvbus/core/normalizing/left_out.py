@@ -46,16 +46,17 @@ class SuppressedBlocks:
 
         A coarse block is a large block whose tokens the engine also announces in smaller blocks.
         """
-        self._coarse_blocks = 0
+        self.coarse_blocks = 0
+        """Number of coarse blocks, each with all its copies."""
         self.tails = Index()
 
     def __len__(self) -> int:
-        return self._coarse_blocks + self.tails.blocks
+        return self.coarse_blocks + self.tails.blocks
 
     @property
     def bytes(self) -> int:
         """Approximate number of bytes that kvbus needs to remember the blocks that it does not announce."""
-        return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
+        return ITEM_BYTES * self.coarse_blocks + self.tails.bytes
 
     @property
     def media(self) -> set[str]:
@@ -90,7 +91,7 @@ class SuppressedBlocks:
         The tokens of a coarse block are also announced in smaller blocks.
         """
         table = self.coarse.setdefault(key, {})
-        self._coarse_blocks += block not in table
+        self.coarse_blocks += block not in table
         table[block] = table.get(block, 0) + copies
 
     def _store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
@@ -126,7 +127,7 @@ class SuppressedBlocks:
         if left is None:
             return False
         if left == 1 or not self._copies.counted:
-            self._coarse_blocks -= 1
+            self.coarse_blocks -= 1
             del table[block]
             if not table:
                 del self.coarse[key]
@@ -156,7 +157,7 @@ class SuppressedBlocks:
     def keep(self, media: AbstractSet[str]) -> None:
         """Forget the blocks on all media that are not in ``media``."""
         for key in [key for key in self.coarse if key[1] not in media]:
-            self._coarse_blocks -= len(self.coarse.pop(key))
+            self.coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
 
     # -- other block sizes -----------------------------------------------------------------------------------------

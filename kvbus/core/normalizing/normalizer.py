@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
-from typing import Any, cast
+from typing import Any
+
+from msgspec import UNSET
 
 from kvbus.core.blocks.announce import announce
+from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
 from kvbus.core.normalizing import large_batches
-from kvbus.core.normalizing.admission import Admission, Checked, Step
-from kvbus.core.normalizing.block_size import BlockSizes
+from kvbus.core.normalizing.admission import Admission, Checked, Step, check_hashes
+from kvbus.core.normalizing.block_size import BlockSizes, Treatment
 from kvbus.core.normalizing.cache import EngineCache, Stream
 from kvbus.core.normalizing.clears import Clears
+from kvbus.core.normalizing.lanes import Lane, Lanes, lane_name
 from kvbus.core.normalizing.reblocking import Reblocking
 from kvbus.core.normalizing.removals import Removals
-from kvbus.core.normalizing.stores import StoreApplier
+from kvbus.core.normalizing.stores import StoreApplier, ancestors, first_stores
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason, medium_key
+from kvbus.core.wire.carried import keys_ok, odd_fields
 from kvbus.core.wire.codec import AnyEvent, clears_all
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import count_tokens
 
 
 class Normalizer:
@@ -55,7 +60,8 @@ class Normalizer:
 
     def _begin(self, stream: Stream) -> None:
         self._cache = EngineCache(self.spec, self.stats, self.index, stream)
-        self._admission = Admission(self._cache)
+        self._lanes = Lanes(self._cache)
+        self._admission = Admission(self._cache, self._lanes)
         self._reblocking = Reblocking(self._cache)
         self._removals = Removals(self._cache, self._reblocking)
         self._stores = StoreApplier(self._cache, self._removals, self._reblocking)
@@ -66,7 +72,8 @@ class Normalizer:
     def apply(self, batch: Batch, *, first_of_epoch: bool = False) -> list[AnyEvent]:
         """Apply one batch to the index, and return the events that routers get.
 
-        If the batch stores or removes very many blocks, apply only its first part (:attr:`parts`).
+        The events are the decoded ones: a rule that changes something changes the event, or replaces it. If the batch
+        stores or removes very many blocks, apply only its first part (:attr:`parts`).
 
         Args:
             batch: the decoded batch. Its undecodable events (``rejects``) are not counted yet.
@@ -78,16 +85,14 @@ class Normalizer:
         self.emptied = False
         if first_of_epoch and batch.events and clears_all(batch.events[0]):
             cache.stream.clears_all_tiers = True
-        steps = self._admission.check_all(batch)
+
+        # Check all events and learn block sizes from them, before any event is applied.
+        steps, blocks = self._check(batch)
         if sizes.relearned and (self.index.blocks or self.tails.blocks):
             self._removals.flush_all()
             self._reblocking.rebuild()
         sizes.relearned = False
         self._clears = 0
-        blocks = 0
-        for step in steps:
-            if not isinstance(step, AllBlocksCleared):
-                blocks += len((step.event if isinstance(step, Checked) else step).block_hashes)
         if blocks > large_batches.PART:
             self.parts = large_batches.in_parts(steps)
             steps = self.parts.popleft()
@@ -98,30 +103,153 @@ class Normalizer:
         self._cache.leaving, self._cache.cleared = [], []
         return self._apply_part(self.parts.popleft())
 
-    def _apply_part(self, steps: list[Step]) -> list[AnyEvent]:
-        for kind, run in groupby(steps, type):
-            if kind is Checked:
-                self._stores.apply(cast("list[Checked]", list(run)))
-            elif kind is AllBlocksCleared:
-                self._clear(run)
+    def _apply_part(self, steps: Sequence[Step]) -> list[AnyEvent]:
+        """Apply checked events in order. A store waits for a later store that has its parent."""
+        index, removals = self.index, self._removals
+        taken: set[int] = set()
+        first: dict[tuple[int | None, Hash], int] = {}
+        last = len(steps) - 1
+        for at, (event, way) in enumerate(steps):
+            if type(event) is BlockStored:
+                if at in taken:
+                    continue
+                parent = event.parent_block_hash
+                if at < last and parent is not None and parent is not UNSET:
+                    table = index.tables.get(way.key)
+                    if table is None or parent not in table.blocks:
+                        first = first or first_stores(steps, at)
+                        for earlier in ancestors(steps, at, first, taken, index):
+                            self._store(*earlier)
+                self._store(event, way)
+                continue
+            first = {}
+            if type(event) is BlockRemoved:
+                removals.remove(event, way)
             else:
-                for event in run:
-                    self._removals.remove(cast("BlockRemoved", event))
-        self._removals.finish(complete=not self.parts)
+                self._clear(event)
+        if removals.unfinished:
+            removals.finish(complete=not self.parts)
         return self._cache.leaving
 
-    def _clear(self, run: Iterable[Step]) -> None:
-        """Apply consecutive AllBlocksCleared events of a batch.
+    def _check(self, batch: Batch) -> tuple[list[Step], int]:
+        """Return the events of a batch that may be applied, in their original order, and the number of their blocks.
+
+        A usual store has the block size and the kind of hash of its lane, and teaches kvbus nothing. Every other event
+        is left to ``Admission``, which counts the reason if the event may not be applied.
+        """
+        cache, lanes, admission = self._cache, self._lanes, self._admission
+        stats, stream = cache.stats, cache.stream
+        if batch.rejects:
+            admission.count_rejects(batch.rejects)
+        steps: list[Step] = []
+        blocks = 0
+        for at, event in enumerate(batch.events):
+            if type(event) is BlockStored:
+                sent: Any = event  # typed as Any: fields declared as Raw are UNSET if the engine left them out
+                lane = lanes.opened.get(lane_name(event))
+                hashes, parent, count = event.block_hashes, event.parent_block_hash, len(event.block_hashes)
+                if (
+                    lane is not None
+                    and 0 < count <= lane.most
+                    and event.block_size == lane.size
+                    and count_tokens(event.token_ids) == count * lane.size
+                    and type(hashes[0]) is stream.hash_kind
+                    and check_hashes(hashes if parent is None or parent is UNSET else (*hashes, parent)) is None
+                    and (count == 1 or len(set(hashes)) == count)
+                    and (sent.extra_keys is UNSET or keys_ok(sent.extra_keys, count))
+                    and (
+                        sent.cache_salt is sent.session_id is sent.lookahead_token_ids is UNSET or not odd_fields(event)
+                    )
+                    and not (batch.extras and at in batch.extras)
+                ):
+                    stats.stored += 1
+                    stream.lead += 1
+                    steps.append((event, lane))
+                    blocks += count
+                elif parts := admission.store(event, batch, at):
+                    steps += [(each.event, each) for each in parts]
+                    blocks += count
+            elif type(event) is BlockRemoved:
+                stats.removed += 1
+                key = lanes.removals.get((event.medium, event.group_idx))
+                if key is None or not event.block_hashes or check_hashes(event.block_hashes) is not None:
+                    key = admission.removal(event)
+                if key is not None:
+                    steps.append((event, key))
+                    blocks += len(event.block_hashes)
+            elif type(event) is AllBlocksCleared:
+                if admission.clear(event):
+                    steps.append((event, None))
+            else:
+                stats.filtered[Filtered.INACTIVE] += 1
+        return steps, blocks
+
+    def _store(self, event: BlockStored, way: Lane | Checked) -> None:
+        """Apply one store: add its blocks to the index, and append the store to the outgoing events.
+
+        The blocks of a usual store are new, and routers know its parent by the engine's hash. Every other store is left
+        to ``StoreApplier``.
+        """
+        cache, index, stores = self._cache, self.index, self._stores
+        if isinstance(way, Checked):
+            stores.apply(way)
+            return
+        lane = way
+        if event.block_size != lane.size or index.cut:
+            stores.apply_chunk(lane.key, index.chunk_of(event, None))
+            return
+        # The fields that kvbus sends in every store.
+        if event.parent_block_hash is UNSET:
+            event.parent_block_hash = None
+        if event.lora_id is UNSET:
+            event.lora_id = None
+        if event.lora_name is UNSET:
+            event.lora_name = None
+        event.medium = lane.medium
+
+        hashes, parent = event.block_hashes, event.parent_block_hash
+        table = index.tables.get(lane.key) or index.table(*lane.key)
+        blocks = table.blocks
+        if parent is not None:
+            holder = blocks.get(parent)
+            if holder is None:
+                if not stores.parent_ok(lane.key, parent, hashes, table):
+                    return
+            elif holder.hashes[-1] == parent:
+                parent = holder.hashes[-1]  # keep the hash object of the index, not an equal one
+        sent: Any = event
+        if (
+            sent.lora_id is sent.lora_name is None
+            and sent.cache_salt is sent.session_id is sent.lookahead_token_ids is UNSET
+        ):
+            keys = None if sent.extra_keys is UNSET else bytes(sent.extra_keys)
+            chunk = Chunk(hashes, parent, bytes(event.token_ids), lane.meta, keys)
+        else:
+            chunk = index.chunk_of(event, None)
+        count, memory = len(hashes), chunk.memory
+        if not (blocks.keys().isdisjoint(hashes) and cache.fits(count, memory)):
+            stores.put(lane.key, table, chunk, Treatment.NATIVE)
+            return
+        for block in hashes:
+            blocks[block] = chunk
+        chunk.live = count
+        index.blocks += count
+        index.bytes += memory
+        if self._removals.waits:
+            self._removals.flush()
+        cache.leaving.append(event)
+
+    def _clear(self, event: AllBlocksCleared) -> None:
+        """Apply an AllBlocksCleared of a batch.
 
         vLLM's AllBlocksCleared without a medium clears only the device. If vLLM also resets its other tiers, it sends a
         second one in the same batch.
         """
-        for event in cast("Iterable[AllBlocksCleared]", run):
-            everything = clears_all(event)
-            self.emptied = self.clears.apply(
-                None if everything else medium_key(event.medium), second=everything and self._clears > 0
-            )
-            self._clears += everything
+        everything = clears_all(event)
+        self.emptied = self.clears.apply(
+            None if everything else medium_key(event.medium), second=everything and self._clears > 0
+        )
+        self._clears += everything
 
     def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
         """Remove blocks whose lifetime has ended, with all their copies. Return the removals to send.
@@ -186,8 +314,10 @@ class Normalizer:
 
         Without such a group, it is the configured size; None if there is none.
         """
-        known = (sizes.detector.base for sizes in self._cache.stream.sizes.groups.values())
-        return next((base for base in known if base), self.spec.block_size)
+        for sizes in self._cache.stream.sizes.groups.values():
+            if base := sizes.detector.base:
+                return base
+        return self.spec.block_size
 
     @property
     def engine_block_size(self) -> int:

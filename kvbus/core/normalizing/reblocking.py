@@ -60,6 +60,7 @@ class Reblocking:
 
         Return the positions of those sub-blocks that routers do not have yet.
         """
+        self._cache.index.cut = True
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
         new = []

@@ -15,11 +15,11 @@ from typing import Any
 from msgspec import UNSET
 
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import MAX_RUN, TableKey
+from kvbus.core.blocks.index import MAX_RUN, Table, TableKey
 from kvbus.core.normalizing.cache import EngineCache
 from kvbus.core.normalizing.copies import counts_left
 from kvbus.core.normalizing.reblocking import Reblocking, SubBlocks
-from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Hash, medium_key
+from kvbus.core.types import Filtered, Hash
 from kvbus.core.wire.schema import BlockRemoved, HashOnlyRemoved
 
 Gone = tuple[Hash, Hash | None]
@@ -34,6 +34,8 @@ class Removals:
         self._reblocking = reblocking
 
         # The removals since the last store that was sent to routers (the current run).
+        self.waits = False
+        """Whether the current run has removals that are not among the outgoing events yet (:meth:`flush`)."""
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
         """The blocks that the current run (the removals since the last store) has removed from the index, by table.
 
@@ -42,31 +44,62 @@ class Removals:
         """
         self._events: list[BlockRemoved] = []
         self._as_they_came = True
-        """Whether the engine's removals since the last store (the current run) may be sent unchanged.
+        """Whether the engine's removals since the last store (the current run) may be sent unchanged."""
+        self._children_first = True
+        """Whether the current run is known to have removed no block before a child of the block.
 
-        Even then, kvbus sorts them if one of them has a parent before its child: routers get children first.
+        If not, kvbus sorts the blocks: routers get children first.
         """
 
         # The blocks that removals of the current batch have named.
-        self._removed: dict[tuple[int | None, Hash], Chunk] = {}
-        """The chunk of each block that the current batch has removed, by group and hash."""
+        self.unfinished = False
+        """Whether the current batch has removed or named blocks, so that it needs :meth:`finish`."""
+        self._earlier: list[tuple[int | None, dict[Hash, Chunk]]] = []
+        """The group and the removed blocks of each table in the earlier runs of the batch."""
+        self._cut: dict[tuple[int | None, Hash], Chunk] = {}
+        """The chunk of each removed block that kvbus had cut into sub-blocks, by group and hash."""
         self._unknown: dict[int | None, int] = {}
         """For each group, the number of unknown blocks that removals of the current batch have named."""
 
-    def remove(self, event: BlockRemoved) -> None:
-        """Apply one removal of the engine: remove its blocks from the index, and queue it for routers."""
-        key = (None if event.group_idx is UNSET else event.group_idx, medium_key(event.medium) or UNKNOWN_MEDIUM)
-        counts = counts_left(event)
+    def remove(self, event: BlockRemoved, key: TableKey) -> None:
+        """Apply one removal of the engine: remove its blocks from the index, and queue it for routers.
+
+        ``key`` is the table that the removal names. A usual block is live in this table, has one copy and is not cut.
+        Any other block is left to :meth:`_take`.
+        """
+        cache, index = self._cache, self._cache.index
+        table = index.tables.get(key)
         # Fields declared as Raw are UNSET if the engine left them out. Any lets mypy accept the comparison with UNSET.
         removal: Any = event
+        counts = None if removal.remaining_copy_counts is UNSET else counts_left(event)
         unchanged = removal.locality is removal.ownership is removal.remaining_copy_counts is UNSET
-        if key in self._cache.index.tables:
-            self._gone.setdefault(key, {})
+        usual = table is not None and counts is None and not cache.left_out.coarse
+        gone = self._gone.setdefault(key, {}) if table is not None else {}
+        last: Chunk | None = None
+        position = 0
+        self.waits = self.unfinished = True
         for at, block in enumerate(event.block_hashes):
-            if counts and self._cache.copies.leave(self._cache.index.tables.get(key), block, counts[at]):
+            chunk = table.blocks.get(block) if usual and table is not None else None
+            if table is None or chunk is None or block in table.copies or chunk.rest is not None:
+                if counts and cache.copies.leave(table, block, counts[at]):
+                    continue
+                chunk = self._take(key, block)
+                unchanged = unchanged and chunk is not None and _named_alike(event, chunk)
                 continue
-            chunk = self._take(key, block)
-            unchanged = unchanged and chunk is not None and _named_alike(event, chunk)
+            hashes = chunk.hashes
+            if chunk is not last:
+                unchanged = unchanged and _named_alike(event, chunk)
+                last, position = chunk, len(hashes)
+            # Most engines remove the blocks of a chunk one after another, from its end or from its root.
+            if position and hashes[position - 1] == block:
+                position -= 1
+            elif position + 1 < len(hashes) and hashes[position + 1] == block:
+                position += 1
+            else:
+                position = hashes.index(block)
+            if (hashes[position - 1] if position else chunk.parent) in gone:
+                self._children_first = False
+            gone[block] = index.take(table, block)
         if unchanged:
             self._events.append(event)
         else:
@@ -77,6 +110,7 @@ class Removals:
 
         For example, the block's lifetime has ended, or the engine has cleared a medium.
         """
+        self.waits = self.unfinished = True
         self._as_they_came = False
         self._take(key, block)
 
@@ -100,12 +134,24 @@ class Removals:
         if cache.copies.take(table, block):
             cache.stats.filtered[Filtered.COPY] += 1
             return None
-        chunk = cache.index.take(table, block)
-        self._removed[meant[0], block] = chunk
+        return self._take_live(meant, table, block)
+
+    def replace(self, key: TableKey, table: Table, block: Hash) -> None:
+        """Remove a live block with all its copies, because a store of the block with more content follows."""
+        self._as_they_came = False
+        self._take_live(key, table, block)
+
+    def _take_live(self, key: TableKey, table: Table, block: Hash) -> Chunk | None:
+        """Remove a live block with all its copies. Return its chunk if routers know it by the engine's hash."""
+        chunk = self._cache.index.take(table, block)
+        table.copies.pop(block, None)
+        self.waits = self.unfinished = True
+        self._children_first = False
         if chunk.derived is not None:
-            self._reblocking.remove(meant, chunk, block)
+            self._cut[key[0], block] = chunk
+            self._reblocking.remove(key, chunk, block)
             return None
-        self._gone.setdefault(meant, {})[block] = chunk
+        self._gone.setdefault(key, {})[block] = chunk
         return chunk
 
     def _meant(self, key: TableKey, block: Hash) -> TableKey | None:
@@ -127,7 +173,9 @@ class Removals:
 
     def just_removed(self, group: int | None, block: Hash) -> Chunk | None:
         """Return the chunk of a block that the current batch has removed; None if the batch has not removed it."""
-        return self._removed.get((group, block))
+        runs = [*self._earlier, *((key[0], gone) for key, gone in self._gone.items())]
+        found = (gone[block] for own, gone in reversed(runs) if own == group and block in gone)
+        return next(found, None) or self._cut.get((group, block))
 
     # -- sending removals ----------------------------------------------------------------------------------------------
 
@@ -137,7 +185,7 @@ class Removals:
         Removals of sub-blocks stay queued until the end of the batch (:meth:`flush_all`), because a later event of the
         batch may store the sub-blocks again.
         """
-        if self._gone or not self._as_they_came:
+        if self.waits:
             self._end_run({})
 
     def flush_all(self) -> None:
@@ -148,12 +196,12 @@ class Removals:
         if self._reblocking.removed:
             self._end_run(self._reblocking.removed)
             self._reblocking.removed = {}
-        elif self._gone or not self._as_they_came:
+        elif self.waits:
             self._end_run({})
 
     def drop(self) -> None:
         """Forget the queued removals, because routers get an AllBlocksCleared in place of them."""
-        self._gone, self._events, self._as_they_came = {}, [], True
+        self._begin_run()
         self._reblocking.removed = {}
 
     def finish(self, *, complete: bool = True) -> None:
@@ -169,7 +217,15 @@ class Removals:
             left_out = group in self._cache.stream.no_prefix
             self._cache.stats.filtered[Filtered.GROUP if left_out else Filtered.UNKNOWN_BLOCK] += count
         self._unknown.clear()
-        self._removed.clear()
+        self._earlier.clear()
+        self._cut.clear()
+        self.unfinished = False
+
+    def _begin_run(self) -> None:
+        """Begin a run without removals, and keep the blocks of the present run for :meth:`just_removed`."""
+        self._earlier += [(key[0], gone) for key, gone in self._gone.items()]
+        self._gone, self._events = {}, []
+        self.waits, self._as_they_came, self._children_first = False, True, True
 
     def put_back(self) -> None:
         """Put the blocks of queued removals back into the index, because routers still have these blocks.
@@ -191,14 +247,18 @@ class Removals:
         The outgoing events are the engine's own, if these can be sent unchanged. Otherwise they are new events, made
         for one table (a group on a medium) after the other.
         """
-        gone, events, as_they_came = self._gone, self._events, self._as_they_came
-        self._gone, self._events, self._as_they_came = {}, [], True
+        gone, events, as_they_came = self._gone, self._events, self._as_they_came and not sub_blocks
+        children_first = self._children_first
+        self._begin_run()
+        if as_they_came and children_first:
+            self._cache.leaving.extend(events)
+            return
         orders: dict[TableKey, list[Hash]] = {}
         for key in dict.fromkeys([*gone, *sub_blocks]):
             pairs = _with_parents(gone.get(key, {}))
             pairs += [(name, parent) for name, (parent, _) in sub_blocks.get(key, {}).items()]
             orders[key] = leaf_first(pairs)
-        if as_they_came and not sub_blocks and all(orders[key] == list(blocks) for key, blocks in gone.items()):
+        if as_they_came and all(orders[key] == list(blocks) for key, blocks in gone.items()):
             self._cache.leaving.extend(events)
             return
         for key, order in orders.items():

@@ -7,7 +7,7 @@ hashes (:func:`tokens_elsewhere`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from msgspec import UNSET, Raw
@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw
 from kvbus.core.blocks.announce import consecutive, reblocked_stores, store_of
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index, Table, TableKey
-from kvbus.core.normalizing.admission import Checked
+from kvbus.core.normalizing.admission import Checked, Step
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.cache import EngineCache
 from kvbus.core.normalizing.reblocking import Reblocking
@@ -27,20 +27,19 @@ from kvbus.core.wire.tokens import divide, joined
 
 
 class StoreApplier:
-    """The handler of one source's stores: it adds blocks to the index, and queues stores of new blocks for routers."""
+    """The rules for one source's unusual stores. ``Normalizer._put`` applies the usual stores itself."""
 
     def __init__(self, cache: EngineCache, removals: Removals, reblocking: Reblocking) -> None:
         self._cache = cache
         self._removals = removals
         self._reblocking = reblocking
 
-    def apply(self, steps: Sequence[Checked]) -> None:
-        """Apply consecutive stores of a batch, in an order in which parents come before their children."""
-        for step in _parents_first(steps, self._cache.index):
-            if step.chunk is not None:
-                self._apply_chunk(step.key, step.chunk)
-            else:
-                self._apply_without_tokens(step)
+    def apply(self, step: Checked) -> None:
+        """Apply a store that is not a usual one of its lane."""
+        if step.chunk is not None:
+            self.apply_chunk(step.key, step.chunk)
+        else:
+            self._apply_without_tokens(step)
 
     def _apply_without_tokens(self, step: Checked) -> None:
         """Apply a store without tokens.
@@ -52,36 +51,48 @@ class StoreApplier:
         runs = tokens_elsewhere(event, group, cache.index, self._removals)
         if not runs and event.block_size:
             cache.note(Filtered.HASH_ONLY, medium)
-            self._apply_chunk(step.key, cache.index.chunk_of(event, extras))
+            self.apply_chunk(step.key, cache.index.chunk_of(event, extras))
         elif not runs:
             cache.note(Filtered.TOKENLESS, medium)
         hashes = event.block_hashes
         for run in runs:
             first = hashes.index(run.block_hashes[0])
             own = extras and extras_of(extras, len(hashes), first, first + len(run.block_hashes))
-            self._apply_chunk(step.key, cache.index.chunk_of(run, own))
+            self.apply_chunk(step.key, cache.index.chunk_of(run, own))
 
-    def _apply_chunk(self, key: TableKey, chunk: Chunk) -> None:
+    def apply_chunk(self, key: TableKey, chunk: Chunk) -> None:
         """Apply a store: add its new blocks to the index, or leave it out because of its block size or its parent."""
         cache, (group, medium) = self._cache, key
         treatment = cache.stream.sizes.treatment(key, chunk)
         if treatment is Treatment.REJECT:
             cache.refuse(Reason.BLOCK_SIZE, medium)
-            return
-        if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
+        elif treatment is Treatment.COARSE or treatment is Treatment.TAIL:
             self._leave_out(key, chunk, treatment)
-            return
-        table = cache.index.table(*key)
-        if treatment is Treatment.NATIVE:
-            cache.stream.sizes.groups[group].fine.add(medium)
-        if not self._parent_ok(key, chunk, table):
-            return
+        else:
+            table = cache.index.table(*key)
+            if treatment is Treatment.NATIVE:
+                cache.stream.sizes.groups[group].fine.add(medium)
+            if self.parent_ok(key, chunk.parent, chunk.hashes, table):
+                self.put(key, table, chunk, treatment)
+
+    def put(self, key: TableKey, table: Table, chunk: Chunk, treatment: Treatment) -> None:
+        """Add the new blocks of a store to the index, and count copies of its live blocks.
+
+        The order matters: a live block without tokens must be gone before the new blocks are counted, because this
+        store replaces it. The copies of such a block are added at the end, when the block is live again.
+        """
+        cache = self._cache
+        holder = None if chunk.parent is None else cache.index.find(key[0], chunk.parent)
+        if holder is not None and holder.hashes[-1] == chunk.parent:
+            # Keep the hash object of the index, not an equal one. If an engine stores the blocks of a chain one by one,
+            # each hash is then in memory once.
+            chunk.parent = holder.hashes[-1]
         copies = self._take_without_tokens(key, table, chunk)
         if treatment is Treatment.REBLOCK:
             self._reblocking.cut(key, chunk)
         new = [at for at, block in enumerate(chunk.hashes) if block not in table.blocks]
         if new and not cache.has_room(len(new), chunk.memory):
-            cache.refused.add((medium, Reason.INDEX_FULL))
+            cache.refused.add((key[1], Reason.INDEX_FULL))
             return
         if len(new) < len(chunk.hashes):
             cache.copies.store(table, chunk)
@@ -108,19 +119,18 @@ class StoreApplier:
             # blocks on this medium are uncertain.
             cache.refused.add((medium, Reason.INDEX_FULL))
 
-    def _parent_ok(self, key: TableKey, chunk: Chunk, table: Table) -> bool:
-        """Return whether the parent of a store allows to apply the store. If not, count the reason.
+    def parent_ok(self, key: TableKey, parent: Hash | None, hashes: Sequence[Hash], table: Table) -> bool:
+        """Return whether the parent of a store of ``hashes`` allows to apply the store. If not, count the reason.
 
         A store whose parent is unknown is applied unless the operator has configured that it is dropped.
         """
-        cache, (group, medium), parent = self._cache, key, chunk.parent
+        cache, (group, medium) = self._cache, key
         if parent is None:
             return True
-        if parent in chunk.hashes and parent not in table.blocks:
+        if parent in hashes and parent not in table.blocks:
             cache.refuse(Reason.SELF_PARENT, medium)
             return False
-        holder = cache.index.find(group, parent)
-        if holder is None:
+        if cache.index.find(group, parent) is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
                 # Record for this medium the reasons for which any store of the source was refused. The parent may be
@@ -128,10 +138,6 @@ class StoreApplier:
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
-        elif holder.hashes[-1] == parent:
-            # Keep the hash object of the index, not an equal one. If an engine stores the blocks of a chain one by one,
-            # each hash is then in memory once.
-            chunk.parent = holder.hashes[-1]
         return True
 
     def _take_without_tokens(self, key: TableKey, table: Table, chunk: Chunk) -> dict[Hash, int]:
@@ -146,8 +152,8 @@ class StoreApplier:
         live = [] if chunk.hash_only else [block for block in chunk.hashes if block in table.blocks]
         for block in live:
             if table.blocks[block].hash_only:
-                copies[block] = 1 + table.copies.pop(block, 0)
-                self._removals.remove_one(key, block)
+                copies[block] = 1 + table.copies.get(block, 0)
+                self._removals.replace(key, table, block)
         return copies
 
     def _announce(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
@@ -161,37 +167,43 @@ class StoreApplier:
             self._cache.leaving.extend(stores)
 
 
-def _parents_first(steps: Sequence[Checked], index: Index) -> Iterator[Checked]:
-    """Yield consecutive stores in an order in which parents come before children.
+def first_stores(steps: Sequence[Step], at: int) -> dict[tuple[int | None, Hash], int]:
+    """Return, for each block of consecutive stores of a batch, the position of the first store that has the block.
 
-    If the parent of a store is not live, but a later store has it, that later store comes first. The caller must apply
-    each store before it asks for the next one.
+    The stores are those around position ``at``, up to the next event of another type on each side. A block is named by
+    its group and hash.
     """
+    begin, end = at, at + 1
+    while begin and type(steps[begin - 1][0]) is BlockStored:
+        begin -= 1
+    while end < len(steps) and type(steps[end][0]) is BlockStored:
+        end += 1
     first: dict[tuple[int | None, Hash], int] = {}
-    taken: set[int] = set()
-    for now in range(len(steps)):
-        waiting = [] if now in taken else [now]
-        while waiting:
-            step = steps[waiting[-1]]
-            group, parent = step.key[0], step.event.parent_block_hash
-            later = 0
-            if now + 1 < len(steps) and parent is not None and parent is not UNSET and not index.find(group, parent):
-                first = first or _first_stores(steps)
-                later = first.get((group, parent), 0)
-            if later > now and later not in taken:
-                taken.add(later)
-                waiting.append(later)
-            else:
-                yield steps[waiting.pop()]
-
-
-def _first_stores(steps: Sequence[Checked]) -> dict[tuple[int | None, Hash], int]:
-    """Return, for each block, the position of the first store that has it. A block is named by its group and hash."""
-    first: dict[tuple[int | None, Hash], int] = {}
-    for at, step in enumerate(steps):
-        for block in step.event.block_hashes:
-            first.setdefault((step.key[0], block), at)
+    for position in range(begin, end):
+        event, way = steps[position]
+        for block in event.block_hashes:
+            first.setdefault((way.key[0], block), position)
     return first
+
+
+def ancestors(
+    steps: Sequence[Step], at: int, first: dict[tuple[int | None, Hash], int], taken: set[int], index: Index
+) -> list[Step]:
+    """Return the later stores that have the unknown ancestors of the store at position ``at``, parents first.
+
+    Add their positions to ``taken``. Stores whose positions are in ``taken`` already are left out. ``first`` is the
+    result of :func:`first_stores`.
+    """
+    found: list[Step] = []
+    position = at
+    while True:
+        event, way = steps[position]
+        group, parent = way.key[0], event.parent_block_hash
+        position = first.get((group, parent), 0)
+        if position <= at or position in taken or index.find(group, parent) is not None:
+            return found[::-1]
+        taken.add(position)
+        found.append(steps[position])
 
 
 # -- stores without tokens -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -65,6 +66,12 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
     return all(each is None or (isinstance(each, list) and all(map(_is_key, each))) for each in keys)
 
 
+def odd_fields(event: BlockStored, names: Sequence[str] = CARRIED) -> list[str]:
+    """Return those of a store's undecoded fields, among ``names``, whose values routers cannot read."""
+    count = len(event.block_hashes)
+    return [name for name in names if (raw := getattr(event, name)) is not UNSET and not _ok(name, raw, count)]
+
+
 def set_aside(event: BlockStored) -> Extras:
     """Replace each value that routers cannot read, in the store's undecoded fields, by one that they can read.
 
@@ -72,11 +79,10 @@ def set_aside(event: BlockStored) -> Extras:
     """
     count = len(event.block_hashes)
     odd: Extras = {}
-    for name in CARRIED:
+    for name in odd_fields(event):
         raw = getattr(event, name)
-        if raw is not UNSET and not _ok(name, raw, count):
-            odd[name] = Raw(_encode(_value(raw)))
-            setattr(event, name, _readable(name, raw, count))
+        odd[name] = Raw(_encode(_value(raw)))
+        setattr(event, name, _readable(name, raw, count))
     return odd
 
 

@@ -56,7 +56,10 @@ def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
 
 def count_tokens(raw: Raw | bytes) -> int | Reason:
     """Return the number of tokens in a msgpack array; a reason if ``raw`` is not an array of tokens."""
-    tokens = decode_tokens(raw)
+    try:
+        return len(_DECODERS[0](raw))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        tokens = decode_tokens(raw)
     return tokens if isinstance(tokens, Reason) else len(tokens)
 
 

@@ -5,44 +5,24 @@
 
 import pytest
 
-from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
-from kvbus.core.normalizing.admission import Admission, Checked
-from kvbus.core.normalizing.block_size import BlockSizes
-from kvbus.core.normalizing.cache import EngineCache, Stream
-from kvbus.core.source_spec import SourceSpec
-from kvbus.core.stats import SourceStats
+from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.codec import decode
-from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
-from tests.doubles.payloads import payload, plain, plain_all, removed, store, tokens_of
-
-
-def empty_cache():
-    index = Index()
-    return EngineCache(SourceSpec(max_groups=4), SourceStats(), index, Stream(BlockSizes(None, index)))
-
-
-def steps_of(cache, *events):
-    batch = decode(payload(*events))
-    assert isinstance(batch, Batch)
-    return Admission(cache).check_all(batch)
+from tests.doubles.payloads import plain_all, removed, store, tokens_of
 
 
 @pytest.mark.parametrize("keys", [None, "each", "none"])
 def test_a_long_store_is_split_into_a_chain_of_stores(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
     named = {"each": [["k", block] for block in hashes], "none": [], None: None}[keys]
-    steps = steps_of(empty_cache(), store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
-    events = [plain(step.event) for step in steps]
+    events = Bench().feed(store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
     assert [event["block_hashes"] for event in events] == [hashes[:MAX_RUN], hashes[MAX_RUN:-1], hashes[-1:]]
     assert [event["parent_block_hash"] for event in events] == [9000, MAX_RUN, 2 * MAX_RUN]
     assert [token for event in events for token in event["token_ids"]] == [
         token for block in hashes for token in tokens_of(block)
     ]
-    assert [list(step.extras) for step in steps] == [["novelty", "mm_keys"]] * 3
-    assert [decode_value(step.extras["mm_keys"]) for step in steps] == [event["block_hashes"] for event in events]
+    assert [event["novelty"] for event in events] == [1] * 3
+    assert [event["mm_keys"] for event in events] == [event["block_hashes"] for event in events]
     if keys == "each":
         assert [key for event in events for key in event["extra_keys"]] == named
     else:
@@ -62,13 +42,12 @@ def test_a_store_that_lacks_a_required_field_is_rejected(name, before):
 
 
 def test_the_stores_of_thousands_of_adapters_keep_their_adapter_ids():
-    cache = empty_cache()
+    bench = Bench()
     for n in range(5000):
-        (step,) = steps_of(cache, store([n], lora_id=n))
-        assert isinstance(step, Checked)
-        assert step.chunk is not None
-        assert step.chunk.meta.lora_id == n
-    assert (cache.stats.stored, cache.stats.rejected) == (5000, {})
+        (event,) = bench.feed(store([n], lora_id=n))
+        assert event["lora_id"] == n
+    assert (bench.stats.stored, bench.rejected) == (5000, {})
+    assert [event["lora_id"] for event in plain_all(bench.normalizer.announce())] == list(range(5000))
 
 
 @pytest.mark.parametrize("kind", [None, "mamba"])
@@ -110,13 +89,12 @@ def test_a_restarted_normalizer_rejects_and_filters_as_before():
 
 
 def test_a_store_with_tokens_overrules_the_block_size_of_stores_without_tokens():
-    cache = empty_cache()
-    (step,) = steps_of(cache, store([1, 2], tokens=[], block_size=8))
-    assert isinstance(step, Checked)
-    assert (step.chunk, cache.stream.sizes.groups[None].detector.size) == (None, 8)
-    steps_of(cache, store([1, 2]))
-    steps_of(cache, store([1, 2], tokens=[], block_size=8))
-    assert cache.stream.sizes.groups[None].detector.proven == 16
+    bench = Bench()
+    bench.feed(store([1, 2], tokens=[], block_size=8))
+    assert bench.normalizer.engine_block_size == 8
+    bench.feed(store([1, 2]))
+    bench.feed(store([1, 2], tokens=[], block_size=8))
+    assert bench.normalizer.engine_block_size == 16
 
 
 def test_a_tail_block_may_be_the_first_block_of_its_group():

@@ -84,13 +84,13 @@ def test_the_parts_of_a_batch_have_the_result_of_the_whole_batch(duplicates, mon
 def test_a_part_has_about_the_maximum_number_of_blocks(monkeypatch):
     monkeypatch.setattr(large_batches, "PART", 10)
     events: Any = decoded(removed(list(range(3))), removed(list(range(25))), removed([1]), cleared()).events
-    divided = large_batches.in_parts(events)
-    assert [[len(each.block_hashes) for each in part if isinstance(each, BlockRemoved)] for part in divided] == [
+    divided = large_batches.in_parts([(event, None) for event in events])
+    assert [[len(each.block_hashes) for each, _ in part if isinstance(each, BlockRemoved)] for part in divided] == [
         [3, 7],
         [10],
         [8, 1],
     ]
-    removals = [each for part in divided for each in part if isinstance(each, BlockRemoved)]
+    removals = [each for part in divided for each, _ in part if isinstance(each, BlockRemoved)]
     named = [block for each in removals for block in each.block_hashes]
     assert named == [*range(3), *range(25), 1]
 
