@@ -32,7 +32,7 @@ class Applier:
         self._out = out
         self._max_events = max_events
         self._by_type: dict[type, Callable[[Any, float], None]] = {
-            wal.Delivered: self._delivered,
+            wal.Delivered: self.deliver,
             wal.Continued: self._continued,
             wal.EpochBegun: self._epoch_begun,
             wal.BatchesLost: self._batches_lost,
@@ -52,7 +52,7 @@ class Applier:
         """Apply one record of the write-ahead log: call the handler for its type."""
         self._by_type[type(record)](record, now)
 
-    def _delivered(self, record: wal.Delivered, now: float) -> None:
+    def deliver(self, record: wal.Delivered, now: float) -> None:
         """Decode and normalize one batch of a source, update the index, and publish the resulting events.
 
         If the batch stores or removes very many blocks, do this for its first part. A record :class:`Continued` or
@@ -145,7 +145,7 @@ class Applier:
         self._forget(record.source, now)
         for chunk in record.chunks:  # a chunk of a snapshot is one batch
             # seq -1 means: not the first batch of an epoch
-            self._delivered(wal.Delivered(record.source, -1, source.topic, 0, chunk), now)
+            self.deliver(wal.Delivered(record.source, -1, source.topic, 0, chunk), now)
             self.finish(record.source, now)
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:

@@ -217,7 +217,8 @@ class Outgoing:
     def announce(self, source_slot: int, source: Source, now: float) -> None:
         """Publish all blocks of a source again, for routers whose blocks of this source were cleared."""
         events = list(source.normalizer.announce())
-        self._publish_batches(source_slot, source, events, blocks_in(events), now)
+        for batch in in_batches(events, source.normalizer.block_size or 0, blocks_in(events)):
+            self.publish(source_slot, source, batch, now)
         for output_id, output in self._fitted_of(source_slot):
             self._publish_fit(
                 output_id, output, source_slot, source, list(announce(output.index_of(source_slot, source))), (), now
@@ -229,15 +230,10 @@ class Outgoing:
         Divide the events into batches that every router accepts, because there may be very many: an engine can announce
         a complete cache in one batch. ``blocks`` is the number of blocks that the events name.
         """
-        self._publish_batches(source_slot, source, events, blocks, now)
-        if self.fitted:
-            self.publish_fitted(source_slot, source, events, now, cleared=source.normalizer.cleared)
-
-    def _publish_batches(
-        self, source_slot: int, source: Source, events: list[AnyEvent], blocks: int, now: float
-    ) -> None:
         for batch in in_batches(events, source.normalizer.block_size or 0, blocks):
             self.publish(source_slot, source, batch, now)
+        if self.fitted:
+            self.publish_fitted(source_slot, source, events, now, cleared=source.normalizer.cleared)
 
     def publish(self, source_slot: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
         """Publish one batch, with the next seq, on every output whose routers read batches unchanged.

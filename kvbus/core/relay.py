@@ -283,39 +283,54 @@ class Relay:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _batch(self, event: BatchReceived, now: float) -> None:
+        """Handle a message of a source's live stream: a batch, which is usually the expected one."""
         slot, frames = event.source, event.frames
         source = self.sources[slot]
-        stats = source.stats
-        topics = source.topics
+        stats, sequencer, topics = source.stats, source.sequencer, source.topics
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
             stats.batches += 1
             source.refuse_message(message, frames)
             return
+        topic, seq, payload = message.topic, message.seq, message.payload
         if len(frames) > 3:
             note(source.unknown, "frame", "number 4")
-        taken = topics.of_live(message.topic, message.seq, message.payload, now)
-        if message.topic != topics.own:
-            source.sequencer.up(now)
+        alone = topics.is_alone(topic)
+        taken = [] if alone else topics.of_live(topic, seq, payload, now)
+        if topic != topics.own:
+            sequencer.up(now)
             self._take_in(slot, source, taken, now)
             return
         stats.batches += 1
-        stats.bytes += len(message.payload)
-        source.topic = message.topic
+        stats.bytes += len(payload)
+        source.topic = topic
         if message.publisher_id != source.publisher_id:
             if source.publisher_id is None or message.publisher_id is None:
                 self._do(wal.PublisherKnown(slot, message.publisher_id), now)
             else:
                 # The new id needs no write-ahead record, because the record EpochBegun contains it.
                 source.publisher_id = message.publisher_id
-                source.sequencer.publisher_changed(now)
+                sequencer.publisher_changed(now)
         source.down_since = None
-        self._take_in(slot, source, taken, now)
+        normalizer = source.normalizer
+        fingerprint = sequencer.expected(seq, payload, now) if alone and not normalizer.parts else None
+        if fingerprint is not None:
+            self._deliver(slot, source, seq, fingerprint, payload, now)
+            self.backlog |= bool(normalizer.parts)
+        else:
+            self._take_in(slot, source, [(seq, payload)] if alone else taken, now)
 
     def _take_in(self, slot: int, source: Source, taken: list[SeqBatch], now: float) -> None:
         for seq, payload in taken:
             source.sequencer.live(seq, payload, now)
         self._run(slot, source, now)
+
+    def _deliver(self, slot: int, source: Source, seq: int, fingerprint: int, payload: bytes, now: float) -> None:
+        """Keep the record of the next batch of a source for the write-ahead log, and apply the batch."""
+        record = wal.Delivered(slot, seq, source.topic, fingerprint, payload)
+        if self.records is not None:
+            self.records.heads.append(record)
+        self._applier.deliver(record, now)
 
     def _replayed(self, event: ReplayReceived, now: float) -> None:
         source = self.sources[event.source]
@@ -466,7 +481,7 @@ class Relay:
                 action = actions.popleft()
                 if isinstance(action, Deliver):
                     size += len(action.payload)
-                    self._do(wal.Delivered(slot, action.seq, source.topic, action.fingerprint, action.payload), now)
+                    self._deliver(slot, source, action.seq, action.fingerprint, action.payload, now)
                 elif isinstance(action, AskSnapshot):
                     source.sequencer.sent(action.request, now)
                     self._out.commands.append(RequestSnapshot(slot, action.request))

@@ -88,6 +88,6 @@ class Output:
         because several engines may have the same rank. If the routers of a merged stream expect consecutive seqs in
         each rank, it is 0 for every source.
         """
-        if not self.spec.merged:
+        if not self.merged:
             return source.rank
         return 0 if self.spec.profile.one_rank else i

@@ -156,7 +156,7 @@ class OutputStream:
             self._state = self._new_journal()
         held_state = self.holds_state
         live = empty if known else payload
-        self._keep(live, now, empty=live is empty)
+        self._keep(live, now, live is empty)
         if self._state is not None:
             self._state.append(seq, payload)
             if ends:
@@ -184,9 +184,9 @@ class OutputStream:
         """
         if self.numbered:
             raise AssertionError("the stream repeats the records of a log, so kvbus cannot append a batch of its own")
-        return self._keep(payload, now, empty=empty)
+        return self._keep(payload, now, empty)
 
-    def _keep(self, payload: bytes, now: float, *, empty: bool) -> int:
+    def _keep(self, payload: bytes, now: float, empty: bool) -> int:
         seq = self.next_seq
         self.next_seq = seq + 1
         self.journal.append(seq, payload, empty=empty)

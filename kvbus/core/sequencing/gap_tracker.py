@@ -196,15 +196,27 @@ class GapTracker:
         """Number of missing batches that may still arrive."""
         return self.log_end - self.next - len(self.buffer) if self.synced else 0
 
-    def live_in_order(self, seq: int, payload: bytes) -> None:
-        """Deliver a live batch that is the next one in order. The reorder buffer must be empty."""
-        end = seq + 1
+    def take_next(self, seq: int, payload: bytes) -> int | None:
+        """Count a live batch as delivered, and return its fingerprint.
+
+        Return None if the batch is not the next one in order, or if an earlier batch is missing.
+        """
+        if seq != self.next or self.buffer or not self.synced:
+            return None
+        self.next = end = seq + 1
         if seq >= self.log_end:
             self.log_end = end
         else:
             self._stats.recovered += 1
         self.live_end = max(self.live_end, end)
-        self._deliver(seq, payload)
+        return self.fingerprints.add(seq, payload)
+
+    def live_in_order(self, seq: int, payload: bytes) -> bool:
+        """Deliver a live batch if it is the next one in order. Return whether it is."""
+        known = self.take_next(seq, payload)
+        if known is not None:
+            self._actions.append(Deliver(seq, payload, known))
+        return known is not None
 
     def live_later(self, seq: int, payload: bytes) -> None:
         """Keep a live batch in the reorder buffer, because an earlier batch may not have been delivered yet."""

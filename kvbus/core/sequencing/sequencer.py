@@ -1,16 +1,12 @@
 """Put one publisher's batches in order: handle gaps, duplicates, replays and restarts.
 
 A publisher numbers its batches from 0 in each epoch, and keeps the newest ones for replay. No message names its epoch,
-so the same number may come from two epochs. The sequencer determines the epoch, and decides which requests to send to
-the publisher.
-
-The content of a batch shows whether it belongs to the known epoch. The sequencer keeps fingerprints of the last
+but the content of a batch shows whether it belongs to the known one. The sequencer keeps fingerprints of the last
 batches, and every request also asks for some of these batches. If a live batch is older than the fingerprints, the
 sequencer requests the publisher's last batches again.
 
 Every occurrence becomes one input of the table in ``phases``, which gives the next phase. When a phase begins, the
-sequencer sends the request that the phase waits for. So at most one request is open, and the phase determines which.
-``answers`` evaluates the answers.
+sequencer sends the request that the phase waits for. So at most one request is open. ``answers`` evaluates the answers.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ class Sequencer:
         self._conflict = Conflict()
         self._epoch_state = Epoch(spec, stats, self.actions)
         self._retries = 0
-        """How often kvbus has repeated the request of the current phase because the publisher did not answer."""
+        """How often the request of the current phase was repeated because the publisher did not answer."""
         self._synced_at = -inf
         """The time at which kvbus last finished reading the publisher's history."""
         self._resyncing = False
@@ -249,10 +245,7 @@ class Sequencer:
         epoch.gap_attempts += self.phase is Phase.GAP
 
     def _begin_epoch(self, restart: Restart, now: float) -> None:
-        """Begin a new epoch with the stale batches as its first live batches. Drop the held batches of the old epoch.
-
-        ``restart`` says why the new epoch begins.
-        """
+        """Begin a new epoch with the stale batches as its first live batches. Drop the held batches of the old one."""
         restarted = restart.reason is not RestartReason.REBUILT
         self.stats.restarts += restarted
         self.tracker.write_off()
@@ -301,8 +294,7 @@ class Sequencer:
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # Drop the held batches. kvbus has not delivered a batch with which it could recognize their epoch after the
-            # reconnection.
+            # Drop the held batches: no delivered batch could show their epoch after the reconnection.
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
@@ -337,6 +329,20 @@ class Sequencer:
             return buffer.get(seq) != payload
         return self.tracker.fingerprints.matches(seq, payload, self.next) is False
 
+    def expected(self, seq: int, payload: bytes, now: float) -> int | None:
+        """Return the fingerprint of a live batch that the caller may deliver at once; None for a case for :meth:`live`.
+
+        It may if the batch is the next one, and no request, action or earlier batch holds the batch back.
+        """
+        if self.phase is not Phase.LIVE or self._requests.open is not None or self.actions:
+            return None
+        known = self.tracker.take_next(seq, payload)
+        if known is not None:
+            self._idle_since = now
+            if not self.spec.compacted:
+                self._epoch_state.probe_factor = 1
+        return known
+
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """Handle one batch of the publisher's live stream."""
         self.up(now)
@@ -344,15 +350,10 @@ class Sequencer:
         if not self.spec.compacted:
             self._epoch_state.probe_factor = 1
         tracker, asked = self.tracker, self._requests.open
-        if (
-            asked is not None
-            and self.phase is Phase.PROBE
-            and self._live_waits
-            and seq == asked.following == tracker.next
-        ):
+        probed = None if asked is None or self.phase is not Phase.PROBE else asked.following
+        if seq == probed == tracker.next and self._live_waits:
             self._take(Input.CAUGHT_UP, now)  # the next batch came live: the request for lost batches can end
-        if seq == tracker.next and tracker.synced and not tracker.buffer and not self._live_waits:
-            tracker.live_in_order(seq, payload)
+        if not self._live_waits and tracker.live_in_order(seq, payload):
             self._follow(self._requests.caught_up, now)
         elif self.phase is Phase.CONFLICT:
             self.stats.rejected[Reason.CONFLICT] += 1
@@ -372,9 +373,8 @@ class Sequencer:
     def _below_next(self, seq: int, payload: bytes, now: float) -> None:
         """Handle a live batch with a seq below ``next``: a late copy, or a batch of a new epoch.
 
-        A batch 0 with unknown content begins an epoch. There is one exception: if the live stream has brought no batch
-        so far, batch 0 may be an old batch that the publisher's replay buffer has dropped. kvbus then requests a replay
-        to find out.
+        A batch 0 with unknown content begins an epoch, unless it is the first batch of the live stream: it may then be
+        an old batch that the publisher's replay buffer has dropped. kvbus requests a replay to find out.
         """
         tracker, unverified = self.tracker, self._epoch_state.unverified
         same = tracker.fingerprints.matches(seq, payload, tracker.next)

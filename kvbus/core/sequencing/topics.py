@@ -92,6 +92,13 @@ class Topics:
         self._one_numbering = self._separate = False
         self._runs.clear()
 
+    def is_alone(self, topic: bytes) -> bool:
+        """Return whether a live batch is of the source's topic, and no other topic's batches matter for it.
+
+        Its seq is then the seq of the source's stream.
+        """
+        return topic == self.own and self.heard and not self._runs and not self._one_numbering
+
     def of_live(self, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
         """Return the batches that the sequencer has to process because a live batch arrived.
 

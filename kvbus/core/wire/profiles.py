@@ -301,7 +301,8 @@ def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> byte
 
     The result is always an array of three items: ``[ts, events, rank]``.
     """
-    events = [readable(event) if isinstance(event, dict) and is_store(event) else event for event in events]
+    if dict in set(map(type, events)):  # only a store is a map, and only if no struct has all its fields
+        events = [readable(event) if isinstance(event, dict) and is_store(event) else event for event in events]
     if wire is CANONICAL:
         return encode_batch(events, ts, rank)
     if wire.strict:

@@ -191,7 +191,7 @@ An output that sends events as maps passes them on. Events as arrays cannot cont
 """
 
 
-class Batch(msgspec.Struct):
+class Batch(msgspec.Struct, gc=False):
     """One decoded batch.
 
     Attributes:
