@@ -10,8 +10,8 @@ import pytest
 from tests.path.trace import trace_case
 
 BUDGET: Final = {
-    "1x1": {"calls": 93, "functions": 81, "modules": 45},
-    "8x8": {"calls": 142, "functions": 81, "modules": 45},
+    "1x1": {"calls": 89, "functions": 77, "modules": 44},
+    "8x8": {"calls": 138, "functions": 77, "modules": 44},
     "late": {"functions": 194, "modules": 36},
 }
 """Maximum number of calls, of different functions and of different modules in each case.

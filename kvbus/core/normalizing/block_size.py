@@ -276,6 +276,7 @@ class BlockSizes:
 
     Attributes:
         groups: the sizes of each group, in the order of the groups' first stores.
+        base: number of tokens in the blocks that routers get, in the first group whose size is known; 0 if none is.
         relearned: whether kvbus has learned something about block sizes, and would now announce earlier blocks
             differently. The caller announces them again, and sets this to False.
     """
@@ -284,6 +285,7 @@ class BlockSizes:
         self._pinned = pinned
         self._index = index
         self.groups: dict[int | None, GroupSizes] = {}
+        self.base = 0
         self.relearned = False
 
     def observe(self, group: int | None, medium: str, size: int, blocks: int, *, tokens: bool) -> None:
@@ -311,6 +313,10 @@ class BlockSizes:
             # engine has now stored a block of the group's own size here. Such blocks repeat the sub-blocks, so learn
             # again.
             self.relearned |= table is not None and len(table.refs) > 0
+        self._find_base()
+
+    def _find_base(self) -> None:
+        self.base = next((base for sizes in self.groups.values() if (base := sizes.detector.base)), 0)
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
         """Return how kvbus treats a chunk's blocks: whether it sends, cuts, leaves out or refuses them.
@@ -333,3 +339,4 @@ class BlockSizes:
         for group, detector, medium, fine in data:
             sizes = self.groups[group] = GroupSizes(BlockSizeDetector(**detector), medium)
             sizes.fine.update(fine)
+        self._find_base()

@@ -314,10 +314,7 @@ class Normalizer:
 
         Without such a group, it is the configured size; None if there is none.
         """
-        for sizes in self._cache.stream.sizes.groups.values():
-            if base := sizes.detector.base:
-                return base
-        return self.spec.block_size
+        return self._cache.stream.sizes.base or self.spec.block_size
 
     @property
     def engine_block_size(self) -> int:

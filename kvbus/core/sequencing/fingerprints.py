@@ -36,8 +36,7 @@ class Fingerprints:
 
     def add(self, seq: int, payload: bytes) -> int:
         """Record the fingerprint of batch ``seq``, which is now the newest delivered one, and return it."""
-        known = fingerprint(payload)
-        self._ring[seq % RING] = known
+        known = self._ring[seq % RING] = fingerprint(payload)
         if seq == 0:
             self._first = known
         return known

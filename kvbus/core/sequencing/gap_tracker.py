@@ -33,7 +33,7 @@ class ReorderBuffer:
         max_bytes: maximum total size of their payloads in bytes. If the buffer is empty, one larger batch is accepted.
     """
 
-    __slots__ = ("_from", "_order", "_payloads", "bytes", "max_batches", "max_bytes")
+    __slots__ = ("_from", "_order", "bytes", "max_batches", "max_bytes", "payloads")
 
     def __init__(self, max_batches: int, max_bytes: int) -> None:
         self.max_batches = max_batches
@@ -43,7 +43,7 @@ class ReorderBuffer:
     def clear(self) -> None:
         """Drop all batches of the buffer."""
         self.bytes = 0
-        self._payloads: dict[int, bytes] = {}
+        self.payloads: dict[int, bytes] = {}
         self._order: list[int] = []
         """The seqs in ascending order.
 
@@ -52,10 +52,10 @@ class ReorderBuffer:
         self._from = 0
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return len(self.payloads)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._payloads
+        return seq in self.payloads
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the seqs in the buffer, in ascending order."""
@@ -73,9 +73,9 @@ class ReorderBuffer:
 
     def fits(self, payload: bytes) -> bool:
         """Return whether a batch with this payload can be added without exceeding the limits of the buffer."""
-        if not self._payloads:
+        if not self.payloads:
             return True
-        return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
+        return len(self.payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
 
     def add(self, seq: int, payload: bytes) -> None:
         """Add a batch whose seq is not in the buffer. Call :meth:`fits` first."""
@@ -83,29 +83,29 @@ class ReorderBuffer:
             self._order.append(seq)
         else:
             insort(self._order, seq, lo=self._from)
-        self._payloads[seq] = payload
+        self.payloads[seq] = payload
         self.bytes += len(payload)
 
     def get(self, seq: int) -> bytes:
         """Return the payload of batch ``seq``, which must be in the buffer."""
-        return self._payloads[seq]
+        return self.payloads[seq]
 
     def replace(self, seq: int, payload: bytes) -> None:
         """Replace the payload of batch ``seq``, which must be in the buffer."""
-        self.bytes += len(payload) - len(self._payloads[seq])
-        self._payloads[seq] = payload
+        self.bytes += len(payload) - len(self.payloads[seq])
+        self.payloads[seq] = payload
 
     def take(self, seq: int) -> bytes | None:
         """Remove batch ``seq``, which must be the lowest one, and return its payload.
 
         Return None if it is not in the buffer.
         """
-        payload = self._payloads.pop(seq, None)
+        payload = self.payloads.pop(seq, None)
         if payload is None:
             return None
         self.bytes -= len(payload)
         self._from += 1
-        if not self._payloads:
+        if not self.payloads:
             self.clear()
         elif self._from * 2 > len(self._order):
             del self._order[: self._from]
@@ -127,9 +127,9 @@ class ReorderBuffer:
     def _drop(self, start: int, end: int) -> int:
         gone = self._order[start:end]
         for seq in gone:
-            self.bytes -= len(self._payloads.pop(seq))
+            self.bytes -= len(self.payloads.pop(seq))
         del self._order[start:end]
-        if not self._payloads:
+        if not self.payloads:
             self.clear()
         return len(gone)
 
@@ -201,7 +201,7 @@ class GapTracker:
 
         Return None if the batch is not the next one in order, or if an earlier batch is missing.
         """
-        if seq != self.next or self.buffer or not self.synced:
+        if seq != self.next or self.buffer.payloads or not self.synced:
             return None
         self.next = end = seq + 1
         if seq >= self.log_end:

@@ -336,7 +336,7 @@ class Sequencer:
         """
         if self.phase is not Phase.LIVE or self._requests.open is not None or self.actions:
             return None
-        known = self.tracker.take_next(seq, payload)
+        known = self._epoch_state.tracker.take_next(seq, payload)
         if known is not None:
             self._idle_since = now
             if not self.spec.compacted:
@@ -350,7 +350,7 @@ class Sequencer:
         if not self.spec.compacted:
             self._epoch_state.probe_factor = 1
         tracker, asked = self.tracker, self._requests.open
-        probed = None if asked is None or self.phase is not Phase.PROBE else asked.following
+        probed = asked.following if asked is not None and self.phase is Phase.PROBE else None
         if seq == probed == tracker.next and self._live_waits:
             self._take(Input.CAUGHT_UP, now)  # the next batch came live: the request for lost batches can end
         if not self._live_waits and tracker.live_in_order(seq, payload):

@@ -27,14 +27,8 @@ _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
 Every engine sends ``ts`` as float64. Other publishers may send it as another type, which has another length.
 """
 
-_BEFORE_EVENTS: Final = 16
-"""Number of bytes from the beginning of a batch that always include the first byte of the first event.
 
-So it is enough to look at these bytes to see whether that event is an array.
-"""
-
-
-def event_offset(payload: bytes) -> int:
+def event_offset(payload: bytes | memoryview) -> int:
     """Return the offset of the first byte of the first event in a batch.
 
     Return 0 if the batch has no events or is not a msgpack array.
@@ -52,9 +46,8 @@ def event_offset(payload: bytes) -> int:
 
 def first_event_is_array(payload: bytes | memoryview) -> bool:
     """Return whether the first event of a batch is positional, so that the codec can choose its decoder."""
-    head = bytes(payload[:_BEFORE_EVENTS])
-    at = event_offset(head)
-    return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
+    at = event_offset(payload)
+    return 0 < at < len(payload) and (payload[at] & 0xF0 == 0x90 or payload[at] in (0xDC, 0xDD))
 
 
 # -- names of dialects ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 
 from kvbus.core.normalizing.lanes import MAX_LANES
 from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.schema import BlockStored
 from tests.core.dsl import Bench
 from tests.doubles.payloads import plain_all, removed, store, tokens_of
 
@@ -108,3 +109,38 @@ def test_a_store_without_tokens_is_refused_if_only_tail_blocks_have_shown_a_bloc
         {Reason.BLOCK_SIZE: 1},
         {Filtered.TAIL: 1, Filtered.HASH_ONLY: 1},
     )
+
+
+VALUES = {
+    "lora_id": 3,
+    "medium": "CPU",
+    "lora_name": "adapter",
+    "group_idx": 2,
+    "kv_cache_spec_kind": "full_attention",
+    "kv_cache_spec_sliding_window": 128,
+    "extra_keys": [["key"]],
+    "locality": "LOCAL",
+    "ownership": "own",
+    "session_id": "session",
+    "cache_salt": "salt",
+    "lookahead_token_ids": [[5]],
+}
+"""A value of each field that a store may have besides its blocks."""
+
+
+def test_the_values_cover_every_field_of_a_store():
+    of_blocks = {"block_hashes", "parent_block_hash", "token_ids", "block_size"}
+    assert {*VALUES, *of_blocks} == {*BlockStored.__struct_fields__}
+
+
+@pytest.mark.parametrize("field", VALUES)
+def test_a_usual_store_keeps_the_value_of_every_field(field):
+    """Stores with a value and without it alternate, so that neither takes the value of the other."""
+    bench = settled()
+    events = []
+    for n in range(0, 80, 2):
+        events += [store([n], lora_id=None), store([n + 1], lora_id=None) | {field: VALUES[field]}]
+        assert bench.feed(*events[-2:]) == plain_all(events[-2:])
+    announced = {event["block_hashes"][0]: event for event in plain_all(bench.normalizer.announce())}
+    for event in plain_all(events):
+        assert announced[event["block_hashes"][0]] == event
