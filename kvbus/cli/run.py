@@ -26,8 +26,8 @@ def run(**flags: Any) -> None:
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
     A second signal ends kvbus without waiting. At SIGHUP, or when their files change, kvbus reads keys, tokens,
-    certificates and the log level again. A change of any other configuration key needs a restart. kvbus continues its
-    streams after it, so routers do not notice the restart.
+    certificates and the log level again. A change of any other configuration key needs a restart. After it, kvbus
+    continues the numbering of its streams. Routers connect again, and get AllBlocksCleared and all blocks.
 
     Exit codes: 0 ended by a signal, 69 another process uses an endpoint or the state, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are

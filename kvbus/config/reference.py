@@ -93,6 +93,7 @@ def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
 
 _BEGINNING: Final = """\
 # Every key of kvbus, with its meaning and its default. Only sources and outputs have to be set.
+# The settings of each kind of discover are in docs/CONFIGURATION.md, under "Every kind of discovery".
 # Check a copy with `kvbus check kvbus.yaml`. The same reference as a table is docs/CONFIGURATION.md.
 # KVBUS_OUTPUTS__0__LAYOUT=merged in the environment overrides this file, --set outputs[0].layout=merged overrides both.
 """

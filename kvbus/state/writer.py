@@ -1,4 +1,6 @@
-"""Keep the relay's state in a store on disk, so that routers do not notice a restart of kvbus (setting ``state_dir``).
+"""Keep the relay's state in a store on disk, so that a restart of kvbus loses no block (setting ``state_dir``).
+
+After the restart, routers connect again, and get AllBlocksCleared and the blocks of this state.
 
 kvbus writes the records of a burst of batches before it sends any batch that depends on them. So the next process knows
 everything that a killed process has sent. If the write-ahead log has grown too large, kvbus writes a new checkpoint in

@@ -389,7 +389,6 @@ OUTPUTS: Final = (
         "Connections of routers, and connections to a log's servers, that failed or were refused, by reason.",
         "stats.refused",
         "reason",
-        Refused,
     ),
     row(
         "output_router_disconnects_total",

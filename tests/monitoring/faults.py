@@ -70,6 +70,7 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusEventsRejected", "faulty", "twofold"),
         ("KvbusPartial", "faulty", "twofold"),
         ("KvbusSlowRouter", "faulty", "slow"),
+        ("KvbusRouterBehind", "faulty", "slow"),
         ("KvbusOutputOverflow", "faulty", "narrow"),
         ("KvbusNoRouter", "faulty", "narrow"),
         ("KvbusReplayRefused", "faulty", "routers"),

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.core.stats import OutputStats, SourceStats
+from kvbus.core.types import Refused
 from kvbus.telemetry.table import OUTPUTS
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 from tests.doubles.bus import running_bus
@@ -82,6 +83,14 @@ def test_every_value_of_a_bounded_label_is_documented(families):
     assert values
     in_prose = set(re.findall(r"`(\w+)`", TEXT + PROTOCOL))
     assert values <= in_prose, "values of a label that nobody is told of"
+
+
+@pytest.mark.parametrize(("peer", "reasons"), [("an engine", Refused), ("a router", REFUSALS)])
+def test_the_table_of_failed_handshakes_has_exactly_the_reasons_of_the_code(peer, reasons):
+    _, _, rest = BUS.partition(f"| `reason` of a failed handshake with {peer} |")
+    table, _, _ = rest.partition("\n\n")
+    first = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert sorted(re.findall(r"`(\w+)`", "".join(first))) == sorted(map(str, reasons))
 
 
 def test_metrics_have_every_refusal_and_disconnect_reason_from_the_start():
