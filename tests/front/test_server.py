@@ -6,6 +6,7 @@ It forwards requests and answers unchanged. If the engine's answer breaks off, t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 
@@ -256,6 +257,32 @@ async def test_the_front_answers_with_an_error_if_it_cannot_name_kvbus(
         assert got.status == 503
         assert wrong in (await got.json())["error"]
     assert pod.stats.requests == {"unanswered": 1}
+
+
+@pytest.mark.parametrize(("method", "times"), [("GET", 2), ("PUT", 2), ("POST", 1), ("PATCH", 1)])
+async def test_the_front_repeats_only_requests_that_http_allows_to_repeat(method: str, times: int) -> None:
+    """An engine closes the kept connection after it has read the second request. The front repeats no POST."""
+    seen: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                seen.append(await reader.readuntil(b"\r\n\r\n"))
+                if len(seen) == 2:
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                await writer.drain()
+        writer.close()
+
+    engine = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = engine.sockets[0].getsockname()
+    ask = f"{method} /v1/x HTTP/1.1\r\nHost: e\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+    async with running_pod({"engine": f"http://{host}:{port}"}) as pod:
+        first, second = await pod.answer(ask), await pod.answer(ask)
+    engine.close()
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith(b"HTTP/1.1 200 " if times == 2 else b"HTTP/1.1 502 ")
+    assert len(seen) == 1 + times
 
 
 async def test_a_used_port_of_the_front_prevents_the_start(pod: Pod) -> None:
