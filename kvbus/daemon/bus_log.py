@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
+from kvbus.config import Config
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.finding import Finding, Findings
+from kvbus.core.relay import Relay
+from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.found import found_findings
+from kvbus.daemon.runtime import Runtime
 from kvbus.daemon.source_log import Report, log_changes
-from kvbus.telemetry.readings import RouterKey, read_routers
-
-if TYPE_CHECKING:
-    from kvbus.daemon.daemon import Daemon
+from kvbus.parts.outputs.contract import OutputDriver
+from kvbus.state.contract import Store
+from kvbus.state.writer import StateWriter
+from kvbus.telemetry.readings import DiscoveryStats, RouterKey, read_routers
 
 EVERY_S: Final = 1.0
 FIRST_ANSWER_S: Final = 5.0
@@ -21,6 +25,33 @@ FIRST_ANSWER_S: Final = 5.0
 
 After this time, a finding says that discovery has found no engine.
 """
+
+
+class BusState(Protocol):
+    """The attributes and methods of the daemon in which findings about the bus and its routers show.
+
+    Attributes:
+        configured: the configuration without the engines that discovery has found.
+        state: writes the state to disk; None without a state.
+    """
+
+    configured: Config
+    relay: Relay
+    discovery: Discovery
+    runtime: Runtime
+    store: Store | None
+    state: StateWriter | None
+
+    @property
+    def drivers(self) -> list[OutputDriver]:
+        """The drivers of the outputs, in the order of the configuration."""
+
+    @property
+    def discovery_stats(self) -> list[DiscoveryStats]:
+        """The counters of each ``sources`` entry with ``discover``."""
+
+    def as_written(self, key: str) -> str:
+        """Return a configuration key in the form in which the operator has written it."""
 
 
 class BusLog:
@@ -31,7 +62,7 @@ class BusLog:
         report: called for each finding that begins, changes or ends.
     """
 
-    def __init__(self, daemon: Daemon, report: Report) -> None:
+    def __init__(self, daemon: BusState, report: Report) -> None:
         self._daemon = daemon
         self._report = report
         self._bus = Findings(self._daemon.as_written)
@@ -77,7 +108,7 @@ class BusLog:
         state, store = self._daemon.state, self._daemon.store
         if state is not None and store is not None and state.failure:
             yield catalogue.STATE_NOT_WRITTEN(where=store.location, why=state.failure)
-        discoveries = {each.name: each for each in self._daemon.discoveries}
+        discoveries = {each.name: each for each in self._daemon.discovery_stats}
         for index, source in enumerate(self._daemon.configured.sources):
             stats, at = discoveries.get(source.name), f"sources[{index}].discover"
             if stats is None or source.discover is None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from kvbus.common.errors import BindError
 from kvbus.config import Config, SourceStream
@@ -20,6 +20,7 @@ from kvbus.daemon.build import (
     output_spec,
     source_spec,
 )
+from kvbus.daemon.host import SourceHost
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.outputs import peer_policy_of
 from kvbus.daemon.placement import Placement, assign_slots, forget, keep_placement, worker_of
@@ -28,9 +29,6 @@ from kvbus.daemon.views import topic_of
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.contract import MARGIN
 from kvbus.transport.curve import Curve
-
-if TYPE_CHECKING:
-    from kvbus.daemon.daemon import Daemon
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -139,7 +137,7 @@ class Changes:
         daemon: the daemon to change.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: SourceHost) -> None:
         self._daemon = daemon
 
     async def apply(self, change: Change, keys: Keys) -> None:
@@ -398,3 +396,11 @@ class Changes:
             await asyncio.sleep(BIND_AGAIN)
         text = "source %s is not connected: %s; kvbus tries again when discovery reports a change"
         log.error(text, stream.label, reason, extra=stream.log_fields)
+
+
+class ChangingHost(SourceHost, Protocol):
+    """A running daemon, together with the object that changes its sources."""
+
+    @property
+    def changes(self) -> Changes:
+        """The object that changes the daemon's sources."""

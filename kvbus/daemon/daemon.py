@@ -326,7 +326,7 @@ class Daemon:
         return self.outputs.stats
 
     @property
-    def discoveries(self) -> list[DiscoveryStats]:
+    def discovery_stats(self) -> list[DiscoveryStats]:
         """The counters of each ``sources`` entry that has a discoverer."""
         return self.discovery.stats
 

@@ -12,18 +12,15 @@ import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from kvbus.common.errors import KvbusError
 from kvbus.common.tasks import end_tasks, report_out_of_memory
 from kvbus.config import Config, SourceConfig, SourceStream, parts
-from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
-from kvbus.daemon.changing import Change, Changes, change_to
+from kvbus.daemon.changing import Change, ChangingHost, change_to
 from kvbus.daemon.found import LEFT_OUT, FoundFile, Listed, Outcome, with_found
 from kvbus.daemon.keys import read_keys
-from kvbus.daemon.placement import Placement
-from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.parts.discovery.contract import Carrier, Discoverer, DiscoveryError, Engine, Services
 from kvbus.telemetry.readings import DiscoveryStats
 
@@ -36,22 +33,6 @@ LAST_PAUSE: Final = 30.0
 The first pause is FIRST_PAUSE. The pause doubles after each failure. A refused change of the sources is tried again
 after LAST_PAUSE, too.
 """
-
-
-class Daemon(Protocol):
-    """The attributes of the daemon that discovery uses to change the daemon's sources."""
-
-    configured: Config
-    config: Config
-    placement: Placement
-    streams: dict[int, SourceStream]
-    relay: Relay
-    source_sockets: SourceSockets
-    changing: asyncio.Lock
-
-    @property
-    def changes(self) -> Changes:
-        """The object that changes the daemon's sources."""
 
 
 class Entry:
@@ -92,7 +73,7 @@ class Discovery:
         config: the configuration without found engines.
     """
 
-    def __init__(self, daemon: Daemon, config: Config) -> None:
+    def __init__(self, daemon: ChangingHost, config: Config) -> None:
         self._daemon = daemon
         self._loop = asyncio.get_running_loop()
         self._entries = {source.name: Entry(source) for source in config.sources if source.discover is not None}

@@ -11,14 +11,12 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from typing import Final, Protocol
+from typing import Final
 
 from kvbus.common.tasks import end_tasks
 from kvbus.config import SourceStream
 from kvbus.config.endpoints import parse_endpoint
-from kvbus.core.relay import Relay
-from kvbus.daemon.changing import Changes
-from kvbus.daemon.source_sockets import SourceSockets
+from kvbus.daemon.changing import ChangingHost
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -29,19 +27,6 @@ An engine is silent if it has sent no batch since the previous round.
 """
 
 
-class Daemon(Protocol):
-    """The attributes of the daemon that are needed to find silent engines and to reconnect to them."""
-
-    streams: dict[int, SourceStream]
-    relay: Relay
-    source_sockets: SourceSockets
-    changing: asyncio.Lock
-
-    @property
-    def changes(self) -> Changes:
-        """The object that reconnects a source."""
-
-
 class MovedNames:
     """A watch that resolves the host names of silent engines, and reconnects to engines with a new address.
 
@@ -49,7 +34,7 @@ class MovedNames:
         daemon: the daemon with the sources.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: ChangingHost) -> None:
         self._daemon = daemon
         self._batches: dict[int, int] = {}
         """Number of batches that each source had received when kvbus last looked for silent engines, by slot."""

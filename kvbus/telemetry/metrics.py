@@ -53,7 +53,7 @@ class BusState(Protocol):
         """The counters of each output's driver, in the order of ``drivers``."""
 
     @property
-    def discoveries(self) -> Sequence[DiscoveryStats]:
+    def discovery_stats(self) -> Sequence[DiscoveryStats]:
         """The counters of each discovery entry of the configuration."""
 
     @property
@@ -122,7 +122,7 @@ class RelayCollector(Collector):
         return [
             (SOURCES, ("source",), self._readings.sources),
             (OUTPUTS, ("output",), self._readings.outputs),
-            (DISCOVERY, ("discovery",), observed.discoveries),
+            (DISCOVERY, ("discovery",), observed.discovery_stats),
             *((rows, (), [stats]) for rows, stats in single if stats is not None),
         ]
 

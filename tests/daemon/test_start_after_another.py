@@ -87,7 +87,9 @@ async def run(case: str, root: Path, *, keeps: bool) -> None:
     daemon = Daemon(load(None, env={}, overrides=settings_of(case, root, keeps=keeps)))
     await daemon.start()
     try:
-        await eventually(lambda: all(each.engines == len(ENGINES) for each in daemon.discoveries), "engines are found")
+        await eventually(
+            lambda: all(each.engines == len(ENGINES) for each in daemon.discovery_stats), "engines are found"
+        )
         await eventually(lambda: daemon.streams, "there are sources")
         for slot in daemon.streams:
             for seq in range(2):
@@ -115,7 +117,7 @@ async def test_kvbus_starts_with_a_kept_engine_that_cannot_be_dialled(tmp_path: 
     first = Daemon(config)
     await first.start()
     try:
-        await eventually(lambda: first.discoveries[0].changes["joined"] == 2, "both are sources")
+        await eventually(lambda: first.discovery_stats[0].changes["joined"] == 2, "both are sources")
     finally:
         await first.close(drain=0)
     second = Daemon(config)

@@ -87,12 +87,12 @@ class Aggregator:
 
     @property
     def failing(self):
-        (stats,) = self.daemon.discoveries
+        (stats,) = self.daemon.discovery_stats
         return stats.failing
 
     @property
     def lag(self):
-        (stats,) = self.daemon.discoveries
+        (stats,) = self.daemon.discovery_stats
         return stats.lag
 
     @property
@@ -220,7 +220,7 @@ async def test_an_aggregator_is_not_ready_while_discovered_streams_are_refused(t
         leaf.store(20)
         await leaf.written()
         aggregator = Aggregator(kind, tmp_path / "bus", monkeypatch)
-        (stats,) = aggregator.daemon.discoveries
+        (stats,) = aggregator.daemon.discovery_stats
         with monkeypatch.context() as broken:
             broken.setattr("kvbus.daemon.discovery.change_to", refused)
             await aggregator.daemon.start()
@@ -457,7 +457,7 @@ async def test_streams_that_do_not_match_the_patterns_are_ignored(tmp_path, monk
         aggregator = Aggregator(kind, tmp_path / "one", monkeypatch, **pattern)
         await aggregator.daemon.start()
         try:
-            await eventually(lambda: aggregator.daemon.discoveries[0].engines == 0, "an empty set")
+            await eventually(lambda: aggregator.daemon.discovery_stats[0].engines == 0, "an empty set")
             assert aggregator.state == {}
         finally:
             await aggregator.daemon.close(0)

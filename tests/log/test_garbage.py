@@ -67,7 +67,7 @@ async def test_unreadable_data_in_a_log_harms_no_other_stream(kind, tmp_path, mo
                 fresh.close()
                 await again.daemon.close(0)
             assert [each for each in router.violations if SERVED.decode() in each] == []
-            (stats,) = first.daemon.discoveries
+            (stats,) = first.daemon.discovery_stats
             assert stats.failures == 0
             assert stats.records[UNREADABLE_POINTER]
             assert f"{KEY!r} has a pointer that cannot be read" in caplog.text
@@ -98,7 +98,7 @@ async def test_odd_stream_names_are_harmless_and_an_ambiguous_name_is_refused(tm
             leaf.store(5)
             await leaf.written()
         aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
-        (stats,) = aggregator.daemon.discoveries
+        (stats,) = aggregator.daemon.discovery_stats
         await aggregator.daemon.start()
         router = TopicRouter(aggregator.endpoint)
         try:
@@ -107,7 +107,9 @@ async def test_odd_stream_names_are_harmless_and_an_ambiguous_name_is_refused(tm
             assert set(aggregator.state.values()) == {"live"}
             assert set(aggregator.held.values()) == {5}
             await eventually(lambda: router.blocks(SERVED) == honest.blocks, "the honest one")
-            await eventually(lambda: aggregator.daemon.discoveries[0].records["same_name"] == 2, "two to be refused")
+            await eventually(
+                lambda: aggregator.daemon.discovery_stats[0].records["same_name"] == 2, "two to be refused"
+            )
             assert "would be a source of the same name as another stream" in caplog.text
             assert stats.failures == 0
         finally:

@@ -13,7 +13,7 @@ BEHIND = 150
 
 def lost(aggregator):
     """Return the number of records that the aggregator has counted as lost."""
-    return aggregator.daemon.discoveries[0].records["lost"]
+    return aggregator.daemon.discovery_stats[0].records["lost"]
 
 
 async def test_an_aggregator_overtaken_by_retention_recovers_with_the_next_state(kind, tmp_path, monkeypatch):

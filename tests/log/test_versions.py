@@ -47,7 +47,8 @@ async def test_a_stream_of_a_later_schema_is_given_up_until_a_downgrade(kind, tm
         await write_later(log)
         for each in (two.one, two.other):
             await eventually(
-                lambda each=each: each.daemon.discoveries[0].records["other_schema"] == 2, "records of a later version"
+                lambda each=each: each.daemon.discovery_stats[0].records["other_schema"] == 2,
+                "records of a later version",
             )
         assert two.router.blocks(TOPIC) == leaf.blocks, "as long as its writer may only be slow"
         monkeypatch.setattr(LogStreams, "give_up", 2.0)
@@ -88,7 +89,7 @@ async def test_an_aggregator_removes_a_source_without_a_readable_record(tmp_path
         try:
             await eventually(lambda: opened, "a source")
             monkeypatch.setattr(LogStreams, "give_up", 1.0)
-            await eventually(lambda: not aggregator.state and aggregator.daemon.discoveries[0].engines == 0, "none")
+            await eventually(lambda: not aggregator.state and aggregator.daemon.discovery_stats[0].engines == 0, "none")
             assert len(opened) == 1
         finally:
             await aggregator.daemon.close(0)
