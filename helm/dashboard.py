@@ -478,8 +478,10 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Memory",
             "bytes",
-            "Resident memory of the process.",
+            "Resident memory of the process, and the part of it that waits for slow routers, with its limit.",
             (f"process_resident_memory_bytes{{{TARGET}}} {OURS}", "{{instance}}"),
+            (f"kvbus_unsent_bytes{{{TARGET}}}", "{{instance}} unsent"),
+            (f"kvbus_unsent_bytes_limit{{{TARGET}}}", "{{instance}} unsent, limit"),
         ),
         graph(
             "Open files",

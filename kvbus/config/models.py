@@ -104,6 +104,15 @@ class Limits(Section):
         ge=1024,
         le=2**31 - 1,
     )
+    max_unsent_bytes: Size = key(
+        67_108_864,
+        "Maximum size of the states and batches that wait in kvbus's memory for all routers together, because the "
+        "routers read slowly. Above it, kvbus writes only to routers for which nothing waits, and one message at a "
+        "time. The other routers get their states and batches later.",
+        example=67_108_864,
+        unit="bytes",
+        ge=1,
+    )
     max_views: Int = key(
         64,
         "Maximum number of views on all outputs. All router keys with the same rights share a view, and kvbus"

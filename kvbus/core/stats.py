@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -246,6 +247,10 @@ class ProcessStats:
 
         Changes of the configuration itself are not counted here.
         """
+        self.unsent_bytes: Callable[[], int] = lambda: 0
+        """Returns the number of bytes that wait in kvbus for all routers together."""
+        self.unsent_limit = 0
+        """Maximum of :attr:`unsent_bytes`, above which routers have to wait."""
         self.views_limit = 0
         """Maximum number of views, which are separate streams for router keys with different rights."""
         self.slots_present = self.slots_gone = self.slots_limit = 0

@@ -17,6 +17,7 @@ from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.accepted import limits_of_publishers
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.unsent import Unsent
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 log = logging.getLogger("kvbus.daemon")
@@ -46,6 +47,8 @@ class Outputs:
         system: System = SYSTEM,
     ) -> None:
         sessions = config.limits.max_replay_sessions
+        self.unsent = Unsent(config.limits.max_unsent_bytes)
+        """The limit for the bytes that wait in kvbus for all routers together."""
         publishers = limits_of_publishers(config.limits.max_frame_bytes)
         self.interposed: dict[str, Interposed] = {}
         """The ports that both engines and routers dial (``interpose``), by endpoint."""
@@ -56,7 +59,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, clock, sessions, self.interposed, publishers, system),
+                Services(self.stats[number], feed, clock, sessions, self.interposed, publishers, system, self.unsent),
             )
             for number, factory in enumerate(made)
         ]

@@ -10,7 +10,7 @@ A second server of the same class answers snapshot requests on a separate endpoi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kvbus.core.commands import Answer
@@ -19,12 +19,13 @@ from kvbus.core.stats import OutputStats
 from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.sender import QUANTUM, STALL_TIMEOUT, Sender, Session
 from kvbus.transport.sockets import PLAIN, PeerPolicy
+from kvbus.transport.unsent import UNLIMITED, Unsent
 from kvbus.transport.zmtp.endpoint import SYSTEM, Listener, Settings, System
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.wire import encode_message
+from kvbus.transport.zmtp.wire import encode_message, encoded_parts
 from kvbus.transport.zmtp_keys import Keys
 
 MAX_PEERS: Final = 2_048
@@ -106,6 +107,7 @@ class ReplayServer:
         sender: sends the answers. All replay servers of an output share it.
         stats: counters of the output.
         policy: the rules for routers: who may connect, and the largest frame that kvbus accepts.
+        unsent: the limit for the bytes that wait in kvbus for the routers of all outputs together.
         system: the operating system's functions; a simulation replaces them.
 
     Raises:
@@ -120,12 +122,14 @@ class ReplayServer:
         sender: Sender,
         stats: OutputStats,
         policy: PeerPolicy = PLAIN,
+        unsent: Unsent = UNLIMITED,
         system: System = SYSTEM,
     ) -> None:
         self._address = endpoint
         self._on_request = on_request
         self._sender = sender
         self._stats = stats
+        self._unsent = unsent
         self._system = system
         self._requesters: dict[int, _Requester] = {}
         self._waiting_limit = MAX_WAITING
@@ -146,6 +150,7 @@ class ReplayServer:
             high_water=0,
             low_water=0,
             unsent_bytes=QUANTUM // 2,
+            unsent=self._unsent,
             system=self._system,
         )
         self._keys = Keys(policy.curve, bind=True)
@@ -252,15 +257,15 @@ class ReplayServer:
         )
         self._sender.start(requester.session)
 
-    def _encoded(self, requester: _Requester, asked: _Asked) -> Iterator[bytes]:
-        """Yield the encoded messages of an answer, and ``b""`` while the relay is building the next message."""
+    def _encoded(self, requester: _Requester, asked: _Asked) -> Iterator[Sequence[bytes]]:
+        """Yield the parts of each encoded message of an answer, and no part while the relay is building a message."""
         for frames in iter([asked.answer.refusal()]) if asked.refused else asked.messages:
             if not frames:
-                yield b""
+                yield ()
                 continue
             requester.in_message = isinstance(frames, Unfinished)
             self._stats.replay_batches += not requester.in_message
-            yield encode_message(frames[1:], unfinished=requester.in_message)
+            yield encoded_parts(frames[1:], unfinished=requester.in_message)
 
     def _go_on(self, requester: _Requester) -> None:
         """Count a router's completed answer, and start the answer to its next request."""

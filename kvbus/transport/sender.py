@@ -2,14 +2,17 @@
 
 A session is a peer (a connected router) and a generator of encoded messages for it. In each round the sender takes up
 to :data:`QUANTUM` bytes from every session whose peer is writable. It skips a peer that does not read, until the peer
-reads again. So this peer delays no other session, and at most one quantum and one message wait in memory for it.
+reads again. So this peer delays no other session, and at most one quantum and one message wait in memory for it. If too
+many bytes wait for all peers together (:class:`~kvbus.transport.unsent.Unsent`), it sends one message at a time, and
+skips the peers for which a byte waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from kvbus.transport.zmtp.peer import Peer
@@ -35,7 +38,7 @@ class Session:
 
     Args:
         peer: the peer.
-        messages: yields the encoded messages, and an empty message while the next message is being built.
+        messages: yields the encoded messages, each in several parts, and no part while the next message is being built.
         ended: called after the last message, when the peer is writable.
         stalled: called when the peer's kernel has acknowledged nothing for the sender's ``stall_timeout``.
         limited: True for a session that may have to wait. The sender serves at most ``limit`` such sessions at a time.
@@ -44,7 +47,7 @@ class Session:
     def __init__(
         self,
         peer: Peer,
-        messages: Iterator[bytes],
+        messages: Iterator[Sequence[bytes]],
         *,
         ended: Callable[[], None],
         stalled: Callable[[], None],
@@ -138,9 +141,7 @@ class Sender:
 
     def finish(self, session: Session) -> None:
         """Queue all remaining messages of a session for its peer, even if the peer does not read. Stop the session."""
-        rest = b"".join(session.messages)
-        if rest:
-            session.peer.write(rest)
+        session.peer.write_parts([part for message in session.messages for part in message])
         self.stop(session)
 
     def _rest(self) -> None:
@@ -192,6 +193,10 @@ class Sender:
         if not peer.writable:
             self._leave(session)
             return
+        if peer.unsent.over and peer.held_back:
+            self._leave(session)
+            peer.unsent.hold(partial(self.resume, session))
+            return
         try:
             exhausted = self._send(session, until)
         except BaseException:
@@ -216,20 +221,19 @@ class Sender:
         """Send up to :data:`QUANTUM` bytes of a session's messages; return whether the session has no more messages."""
         if session.credit <= 0:
             session.credit += QUANTUM
-        messages: list[bytes] = []
+        parts: list[bytes] = []
         exhausted = False
         while session.credit > 0 and not exhausted:
             message = next(session.messages, None)
             exhausted = message is None
             if message is not None:
-                messages.append(message)
-                session.credit -= len(message)
-            if self._loop.time() >= until:
+                parts += message
+                for part in message:
+                    session.credit -= len(part)
+            if self._loop.time() >= until or session.peer.unsent.over:
                 break
-        data = b"".join(messages)
-        if data:
-            session.peer.write(data)
-        session.interrupted = bool(data) and session.credit > 0
+        session.peer.write_parts(parts)
+        session.interrupted = bool(parts) and session.credit > 0
         return exhausted
 
     # -- progress ------------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ def test_defaults_equal_the_documented_defaults(read):
             "max_groups": 64,
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
+            "max_unsent_bytes": 67_108_864,
             "max_views": 64,
             "max_replay_sessions": 64,
         },

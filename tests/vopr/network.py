@@ -246,6 +246,9 @@ class SimTransport(asyncio.Transport):
             self._full = True
             self._protocol.pause_writing()
 
+    def writelines(self, parts: Any) -> None:
+        self.write(b"".join(parts))
+
     def writable(self) -> None:
         """Schedule a write in the next iteration of the loop, if bytes wait and the kernel has room."""
         if self._buffer and len(self._sock.down.queued) < self._sock.down.capacity:

@@ -12,6 +12,7 @@ from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.unsent import UNLIMITED, Unsent
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 
@@ -31,6 +32,7 @@ class Services:
             opens the port, and removes it when it closes the port.
         publisher_limits: limits for the messages of the engines that connect to these ports.
         system: the functions of the operating system that endpoints use.
+        unsent: the limit for the bytes that wait in kvbus for the readers of all outputs together.
     """
 
     stats: OutputStats
@@ -40,6 +42,7 @@ class Services:
     interposed: dict[str, Interposed] = field(default_factory=dict)
     publisher_limits: Limits = DEFAULT
     system: System = SYSTEM
+    unsent: Unsent = UNLIMITED
 
 
 class OutputDriver(Protocol):

@@ -182,7 +182,7 @@ class ZmqOutput:
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
-        settings = Settings(limits, unsent_bytes=UNSENT, system=services.system)
+        settings = Settings(limits, unsent_bytes=UNSENT, unsent=services.unsent, system=services.system)
         keys = self._keys[key] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str, detail: str) -> None:
@@ -279,6 +279,7 @@ class ZmqOutput:
             sender=self._sender,
             stats=services.stats,
             policy=self._policy.at(stream),
+            unsent=services.unsent,
             system=services.system,
         )
 

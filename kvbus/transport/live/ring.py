@@ -143,8 +143,8 @@ class Ring:
             return None
         return self.pop()
 
-    def read(self, position: int, max_bytes: int, end: int | None = None) -> tuple[bytes, int]:
-        """Return the joined messages of the batches from a position on, and the position after these batches.
+    def read(self, position: int, max_bytes: int, end: int | None = None) -> tuple[list[bytes], int]:
+        """Return the messages of the batches from a position on, and the position after these batches.
 
         The result has at most ``max_bytes`` bytes. But it always has at least one message, even if that is larger. The
         batches end before the position ``end``, if it is given.
@@ -156,7 +156,7 @@ class Ring:
                 break
             found.append(entry.message)
             size += len(entry.message)
-        return b"".join(found), position + len(found)
+        return found, position + len(found)
 
     def events_from(self, position: int) -> int:
         """Return the number of events in all batches from a position on."""

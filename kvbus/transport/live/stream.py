@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import structs
@@ -29,7 +29,7 @@ from kvbus.transport.live.router import Router, Routers, RouterState, host_of, s
 from kvbus.transport.live.states import StateSlots
 from kvbus.transport.sender import QUANTUM, Sender, Session
 from kvbus.transport.zmtp.peer import Peer
-from kvbus.transport.zmtp.wire import MORE, encode_message, head
+from kvbus.transport.zmtp.wire import MORE, encoded_parts, head
 
 MAX_LEFT_ROUTERS: Final = 100
 """Maximum number of disconnected routers that the status for operators shows."""
@@ -186,7 +186,8 @@ class LivePublisher:
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):
             peer = router.peer
-            if not peer.writable:  # the router's socket is full already: it also gets another stream's batches
+            # The router's socket may be full already, because it also gets another stream's batches.
+            if not peer.writable or (peer.unsent.over and peer.held_back):
                 self._catch_up(router, before)
                 continue
             peer.write(data)
@@ -303,31 +304,32 @@ class LivePublisher:
         )
         self._sender.start(router.session)
 
-    def _missing(self, router: Router, transfer: Transfer | None, end: int) -> Iterator[bytes]:
+    def _missing(self, router: Router, transfer: Transfer | None, end: int) -> Iterator[Sequence[bytes]]:
         """Yield the encoded messages that a router lacks: the given state, if any, and the batches of the ring.
 
-        Yield ``b""`` while the relay is building the next message. ``end`` is the end of the ring when the state was
-        made. The last batches before it are the empty ones that other routers get in place of the state.
+        Each message has several parts, which routers share. Yield no part while the relay is building the next message.
+        ``end`` is the end of the ring when the state was made. The last batches before it are the empty ones that other
+        routers get in place of the state.
         """
         if transfer is not None:
             yield from self._from_ring(router, end - (transfer.end_seq - transfer.first_seq))
             for found in transfer.batches():
                 if found is None:
-                    yield b""
+                    yield ()
                     continue
                 seq, payload = found
                 frame = seq.to_bytes(8, "big") + transfer.publisher_id
-                yield encode_message((transfer.topic, frame, payload))
+                yield encoded_parts((transfer.topic, frame, payload))
             if router.position is not None:
                 router.position = max(router.position, end)
             self._has_state(router)
         yield from self._from_ring(router)
 
-    def _from_ring(self, router: Router, end: int | None = None) -> Iterator[bytes]:
+    def _from_ring(self, router: Router, end: int | None = None) -> Iterator[list[bytes]]:
         """Yield the encoded messages of the ring from the router's position on, up to the position ``end``."""
         while router.position is not None and router.position < (self.ring.end if end is None else end):
-            data, router.position = self.ring.read(router.position, QUANTUM, end)
-            yield data
+            messages, router.position = self.ring.read(router.position, QUANTUM, end)
+            yield messages
 
     def _has_state(self, router: Router) -> None:
         """Record that a router was sent all of its state. Its session now sends the ring's recent batches."""

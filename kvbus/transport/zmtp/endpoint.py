@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbus.common.errors import BindError
+from kvbus.transport.unsent import UNLIMITED, Unsent
 from kvbus.transport.zmtp import addresses, tcp
 from kvbus.transport.zmtp.mechanism import PUBLISHERS, MechanismFactory, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
@@ -94,6 +95,7 @@ class Settings:
         low_water: number of queued bytes at which the peer is ``writable`` again.
         unsent_bytes: maximum number of unsent bytes that the kernel queues for a peer; 0 for the kernel's default.
         gone_after: seconds without an expected acknowledgement from the peer's kernel after which the peer is gone.
+        unsent: the limit for the bytes that wait for the peers, which several endpoints share.
         system: the operating system's functions.
     """
 
@@ -107,6 +109,7 @@ class Settings:
     low_water: int = 64 * 1024
     unsent_bytes: int = 0
     gone_after: float = tcp.GONE_AFTER
+    unsent: Unsent = UNLIMITED
     system: System = SYSTEM
 
 
@@ -220,6 +223,7 @@ class Endpoint:
         """Add a peer whose handshake has succeeded, and report it to the handler."""
         self._half_open.pop(peer).cancel()
         self.peers[peer.id] = peer
+        self.settings.unsent.peers.add(peer)
         if self._check is None:
             self._check = self.loop.call_later(CHECK, self._look)
         self.handler.opened(peer)
@@ -231,6 +235,7 @@ class Endpoint:
         """
         if peer.is_open:
             del self.peers[peer.id]
+            self.settings.unsent.peers.discard(peer)
             self.handler.closed(peer, reason)
             return
         timer = self._half_open.pop(peer, None)

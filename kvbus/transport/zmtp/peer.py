@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from kvbus.transport.zmtp import protocol, tcp
@@ -30,6 +30,9 @@ MAX_UNREAD_PONGS: Final = 16 * 1024
 
 A correct peer waits for a PONG before it sends many further PINGs.
 """
+
+SHARED: Final = 4096
+"""Average size in bytes of the parts that kvbus gives to the kernel without joining them first."""
 
 WAITING: Final = frozenset({Reason.CURVE, Reason.KEY})
 """Reasons after which kvbus keeps a refused connection open, without an answer, until the handshake timeout.
@@ -98,6 +101,7 @@ class Peer(asyncio.BufferedProtocol):
         rewrite: returns the bytes to send to this peer in place of the bytes given to :meth:`write`; None to send them
             unchanged.
         reason: the reason for the end of the connection; None while the connection is up.
+        unsent: the limit for the bytes that wait in kvbus for all peers that share it.
         detail: a description of the rule that the peer broke; empty if it broke no rule.
         over: a future that is done when the connection has ended.
     """
@@ -117,6 +121,7 @@ class Peer(asyncio.BufferedProtocol):
         self.reason: str | None = None
         self.detail = ""
         self.ended: asyncio.Future[None] = endpoint.loop.create_future()
+        self.unsent = endpoint.settings.unsent
 
         self._endpoint = endpoint
         self._socket = connected
@@ -147,6 +152,11 @@ class Peer(asyncio.BufferedProtocol):
     def waiting_bytes(self) -> int:
         """Number of bytes given to :meth:`write` that the kernel has not accepted yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the handler should not write to the peer now, because too many bytes wait for all peers together."""
+        return self.unsent.over and self.waiting_bytes > 0
 
     @property
     def unread_bytes(self) -> int:
@@ -184,7 +194,7 @@ class Peer(asyncio.BufferedProtocol):
         Join all messages of one iteration of the event loop, and pass them in one call, because the cost depends on the
         number of calls.
         """
-        if self._transport is None or self.closed:
+        if self._transport is None or self.closed or not data:
             return
         if self.rewrite is not None:
             data = self.rewrite(data)
@@ -192,6 +202,27 @@ class Peer(asyncio.BufferedProtocol):
             data = self._zmtp.sealing.seal(data)
         self.written_bytes += len(data)
         self._transport.write(data)
+        self.unsent.added += len(data)
+        if self.unsent.added > self.unsent.limit:
+            self.unsent.look()
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Queue complete encoded messages for the peer, each in one or several parts.
+
+        Large parts wait without a copy for the kernel to accept them, unless kvbus rewrites or encrypts the messages
+        for this peer. So a large part that is queued for many peers is in memory once.
+        """
+        size = sum(map(len, parts))
+        if size < SHARED * len(parts) or self.rewrite is not None or self._zmtp.sealing is not None:
+            self.write(b"".join(parts))
+            return
+        if self._transport is None or self.closed or not parts:
+            return
+        self.written_bytes += size
+        self._transport.writelines(parts)
+        self.unsent.added += size
+        if self.unsent.added > self.unsent.limit:
+            self.unsent.look()
 
     def pause(self) -> None:
         """Stop reading from the peer. TCP then makes the peer wait, and no received byte is lost."""

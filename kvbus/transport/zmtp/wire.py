@@ -102,11 +102,19 @@ def encode_message(frames: Sequence[bytes], *, unfinished: bool = False) -> byte
         frames: the frames of the message.
         unfinished: True if ``frames`` are only the first frames of the message.
     """
+    return b"".join(encoded_parts(frames, unfinished=unfinished))
+
+
+def encoded_parts(frames: Sequence[bytes], *, unfinished: bool = False) -> tuple[bytes, bytes]:
+    """Encode a message without a copy of its last frame. Return all bytes before this frame, and the frame.
+
+    A large last frame can so be in memory once for all peers that wait for it.
+    """
     parts: list[bytes] = []
     for frame in frames[:-1]:
         parts += (head(len(frame), MORE), frame)
-    parts += (head(len(frames[-1]), MORE if unfinished else 0), frames[-1])
-    return b"".join(parts)
+    parts.append(head(len(frames[-1]), MORE if unfinished else 0))
+    return b"".join(parts), frames[-1]
 
 
 def take_frame(buffer: bytearray, limit: int, too_large: Reason = Reason.FRAME_BYTES) -> Frame | None:

@@ -143,7 +143,7 @@ class DynamoOutput:
             )
 
         def open_endpoint(handler: PeerHandler) -> Listener:
-            settings = Settings(unsent_bytes=UNSENT, system=services.system)
+            settings = Settings(unsent_bytes=UNSENT, unsent=services.unsent, system=services.system)
             return Listener(endpoint, Role.PUB, handler, settings=settings, refused=refused)
 
         made = Stream(
