@@ -293,9 +293,9 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Partial",
             "short",
-            "1: the engine may hold blocks that kvbus does not know. Also kvbus's findings about the source.",
+            "1: the engine may hold blocks that kvbus does not know. Also kvbus's findings.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
-            (f"kvbus_source_finding{{{SOURCE}}}", f"{OF_SOURCE} {{{{finding}}}}"),
+            (f"kvbus_finding{{{TARGET}}}", "{{instance}} {{kind}} {{name}} {{id}}"),
         ),
     ],
     "Outputs": [

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from kvbus.config import Config
 from kvbus.core.findings import bus as catalogue
-from kvbus.core.findings.finding import Finding, Findings
+from kvbus.core.findings.finding import Finding, Findings, Reported
 from kvbus.core.relay import Relay
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.found import found_findings
@@ -33,6 +33,7 @@ class BusState(Protocol):
     Attributes:
         configured: the configuration without the engines that discovery has found.
         state: writes the state to disk; None without a state.
+        reload_findings: the findings about files that kvbus has read again and refused.
     """
 
     configured: Config
@@ -41,6 +42,7 @@ class BusState(Protocol):
     runtime: Runtime
     store: Store | None
     state: StateWriter | None
+    reload_findings: dict[str, Finding]
 
     @property
     def drivers(self) -> list[OutputDriver]:
@@ -66,7 +68,8 @@ class BusLog:
         self._daemon = daemon
         self._report = report
         self._bus = Findings(self._daemon.as_written)
-        self._routers: dict[RouterKey, Findings] = {}
+        self._routers: dict[RouterKey, tuple[Findings, str]] = {}
+        """The current findings about each connected router, and the name of the router's key (empty without one)."""
         self._begun: float | None = None
         self._next = -inf
 
@@ -85,7 +88,8 @@ class BusLog:
         before, self._routers = self._routers, {}
         for each in read_routers(self._daemon.relay, self._daemon.drivers, wall):
             if each.router.left is None:
-                self._routers[each.key] = standing = before.get(each.key) or Findings(self._daemon.as_written)
+                standing, _ = before.get(each.key) or (Findings(self._daemon.as_written), "")
+                self._routers[each.key] = standing, each.router.name
                 fields: dict[str, str | int] = {
                     "output": each.output,
                     "stream": each.router.stream,
@@ -95,19 +99,17 @@ class BusLog:
                     standing.update(each.findings, wall), f"output {each.output}", each.output, fields, self._report
                 )
 
-    @property
-    def findings(self) -> list[Finding]:
-        """The current findings about the bus itself."""
-        return self._bus.standing
-
-    def since(self, router: RouterKey, finding: Finding) -> Finding:
-        """Return the finding about a router with its field ``since`` set to the time at which it began."""
-        return self._routers.get(router, Findings(self._daemon.as_written)).since(finding)
+    def findings(self) -> Iterator[Reported]:
+        """Yield the current findings about the bus itself, and then those about its routers."""
+        yield from self._bus.reported(kind="bus")
+        for (output, stream, peer, _), (standing, name) in self._routers.items():
+            yield from standing.reported(kind="router", name=name, output=output, peer=peer, stream=stream)
 
     def _found(self, age: float) -> Iterator[Finding]:
         state, store = self._daemon.state, self._daemon.store
         if state is not None and store is not None and state.failure:
             yield catalogue.STATE_NOT_WRITTEN(where=store.location, why=state.failure)
+        yield from self._daemon.reload_findings.values()
         discoveries = {each.name: each for each in self._daemon.discovery_stats}
         for index, source in enumerate(self._daemon.configured.sources):
             stats, at = discoveries.get(source.name), f"sources[{index}].discover"

@@ -25,7 +25,7 @@ from kvbus.core.commands import (
 from kvbus.core.events import BatchReceived, RelayEvent, SourcesNamed, Started, Tick
 from kvbus.core.findings.bus import HTTP_TAKEN
 from kvbus.core.findings.engine import CANNOT_LISTEN, ENGINE_PORT_TAKEN
-from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.finding import Finding, Reported, Severity
 from kvbus.core.source_spec import SourceLocation
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.binding import explained
@@ -53,7 +53,7 @@ from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.contract import StoreError
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
-from kvbus.telemetry.readings import DiscoveryStats, RouterKey
+from kvbus.telemetry.readings import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library
 
 log = logging.getLogger("kvbus.daemon")
@@ -165,6 +165,8 @@ class Daemon:
         self._moved_names = MovedNames(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
+        self.reload_findings: dict[str, Finding] = {}
+        """The findings about files that kvbus has read again and refused: at most one for each kind of file."""
         self._source_log = SourceLog(self.admin.timeline.add, runtime.wall_clock, self.as_written)
         self._bus_log = BusLog(self, self.admin.timeline.add)
         self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
@@ -275,23 +277,10 @@ class Daemon:
         return self.configured.as_written(key)
 
     @property
-    def findings(self) -> list[Finding]:
-        """The current findings about this kvbus.
-
-        Findings about a single source or a single router are not among them.
-        """
-        return self._bus_log.findings
-
-    def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
-        """Return a finding with the time at which it began.
-
-        Args:
-            subject: the slot of the source, or the key of the router, that the finding is about.
-            finding: the finding.
-        """
-        if isinstance(subject, int):
-            return self._source_log.since(subject, finding)
-        return self._bus_log.since(subject, finding)
+    def findings(self) -> list[Reported]:
+        """All current findings: about this kvbus, its routers and its sources. Problems come before notes."""
+        found = [*self._bus_log.findings(), *self._source_log.findings(self.relay, self.streams)]
+        return sorted(found, key=lambda each: each.severity is Severity.NOTE)
 
     def keep_slots(self) -> None:
         """Write the slots of all workers to disk. Call this before a batch of a new worker is sent."""

@@ -22,6 +22,7 @@ from typing import Any, Final
 from kvbus.common.errors import ConfigError, ExitCode, KvbusError
 from kvbus.config import Config
 from kvbus.config.yamlfile import MAX_BYTES
+from kvbus.core.findings.bus import RELOAD_REFUSED
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
 from kvbus.http.credentials import read_again
@@ -143,15 +144,24 @@ class Reloader:
                 problems = error.problems if isinstance(error, ConfigError) else []
                 keys = [problem.key for problem in problems] or [str(error)]
                 self._refuse(list(dict.fromkeys(keys)), str(error), found, "is not valid, the previous one stays: %s")
+                facts = {"key": keys[0], "why": str(problems[0]) if problems else str(error)}
+                daemon.reload_findings["configuration"] = RELOAD_REFUSED(
+                    **facts, what="the configuration is", do="correct the file; `kvbus check FILE` lists all mistakes"
+                )
                 return
             self._broken = False
             daemon.set_log_level(config.log_level)
             if keys := changed_keys(daemon.configured, config):
                 text = "changes %s: restart kvbus to apply that"
                 self._refuse(keys, ", ".join(keys), found, text)
+                facts = {"key": keys[0], "why": f"{', '.join(keys)} changed, and needs a restart"}
+                daemon.reload_findings["configuration"] = RELOAD_REFUSED(
+                    **facts, what="the configuration is", do="restart kvbus, or take the change back"
+                )
                 return
             self._config_problem = ""
             daemon.process.config_refused = []
+            daemon.reload_findings.pop("configuration", None)
             daemon.process.config_reloads["applied"] += 1
             log.info("the configuration was read again, and all of it is in force")
 
@@ -228,8 +238,15 @@ class Reloader:
                 self._key_problem = str(error)
                 daemon.process.key_reloads["refused"] += 1
                 log.error("key files refused, the previous keys stay in force: %s", error)  # noqa: TRY400
+            problems = error.problems if isinstance(error, ConfigError) else []
+            key, why = (problems[0].key, problems[0]) if problems else ("curve_client_keys", error)
+            facts = {"key": key, "why": str(why)}
+            daemon.reload_findings["keys"] = RELOAD_REFUSED(
+                **facts, what="changed CURVE keys are", do="correct the file"
+            )
             return
         self._key_problem = ""
+        daemon.reload_findings.pop("keys", None)
 
     async def _look_at_credentials(self) -> None:
         """Read the HTTP tokens and certificates again, and apply the changed ones.
@@ -244,6 +261,12 @@ class Reloader:
             daemon.process.key_reloads["refused"] += 1
             log.error("HTTP tokens or certificates refused, the previous ones stay in force: %s", text)
         self._credentials_problem = text
+        daemon.reload_findings.pop("credentials", None)
+        if problems:
+            facts = {"key": problems[0].key, "why": str(problems[0])}
+            daemon.reload_findings["credentials"] = RELOAD_REFUSED(
+                **facts, what="changed HTTP tokens or certificates are", do="correct the file"
+            )
         if found != before:
             daemon.admin.renew(found)
             daemon.process.key_reloads["applied"] += 1

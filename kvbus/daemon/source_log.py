@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kvbus.core.findings.engine import ENGINE_RESTARTED
-from kvbus.core.findings.finding import Change, Finding, Findings, Severity
+from kvbus.core.findings.finding import Change, Findings, Reported, Severity
 from kvbus.core.findings.source import source_findings
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
@@ -131,9 +131,10 @@ class SourceLog:
             text = "source %s sends events or fields that this version of kvbus does not know: %s"
             log.warning(text, source.spec.label, ", ".join(new), extra=_fields(source))
 
-    def since(self, slot: int, finding: Finding) -> Finding:
-        """Return a finding about a source with the time at which it began."""
-        return self._of(slot).since(finding)
+    def findings(self, relay: Relay, slots: Iterable[int]) -> Iterator[Reported]:
+        """Yield the current findings about the sources in these slots."""
+        for slot in slots:
+            yield from self._of(slot).reported(kind="source", name=relay.sources[slot].spec.label)
 
     def _of(self, slot: int) -> Findings:
         return self._standing.setdefault(slot, Findings(self._written))

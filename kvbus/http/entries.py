@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvbus.core.findings.finding import Finding
 from kvbus.core.sequencing.phases import State
 from kvbus.telemetry.readings import RouterReading, SourceReading
 
@@ -45,7 +44,6 @@ class SourceEntry(msgspec.Struct):
     state: State
     partial: bool
     partial_since: float | None
-    findings: list[Finding]
     epoch: int
     last_seq: int
     dialect: str | None
@@ -77,7 +75,6 @@ class RouterEntry(msgspec.Struct):
     dropped: dict[str, int]
     left: str | None
     left_at: float | None
-    findings: list[Finding]
 
 
 def source_entry(
@@ -113,14 +110,13 @@ def source_entry(
     )
 
 
-def router_entry(reading: RouterReading, findings: list[Finding]) -> RouterEntry:
+def router_entry(reading: RouterReading) -> RouterEntry:
     """Return the ``/routers`` entry of a router's connection."""
     router = reading.router
     return _entry(
         RouterEntry,
         router,
         output=reading.output,
-        findings=findings,
         state_sent={"count": router.states_sent, "at": router.state_sent_at},
         queued=router.queued_batches,
         bytes=router.queued_bytes,

@@ -17,7 +17,6 @@ from aiohttp.typedefs import Handler
 
 from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import Config, SourceStream
-from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.http import connections
@@ -33,7 +32,7 @@ from kvbus.http.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.http.timeline import Timeline
 from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition
-from kvbus.telemetry.readings import RouterKey, read_routers, read_sources
+from kvbus.telemetry.readings import read_routers, read_sources
 
 log = logging.getLogger("kvbus.http")
 
@@ -59,16 +58,6 @@ class BusState(metrics.BusState, Protocol):
     @property
     def awaited(self) -> str:
         """The reason why kvbus is not ready for routers, such as ``starting``; empty if it is ready."""
-
-    @property
-    def findings(self) -> list[Finding]:
-        """The current findings about the bus itself, without those about single sources and routers."""
-
-    def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
-        """Return a finding with the time at which it began.
-
-        ``subject`` is the slot of its source, or the key of its router.
-        """
 
     def dialled_in(self, slot: int) -> list[str] | None:
         """Return the addresses of the engines that have connected to kvbus for this source.
@@ -328,7 +317,6 @@ class AdminServer:
                     **about(self._observed.config),
                     "config_refused": self._observed.process.config_refused,
                     "state_writing": self._observed.process.state_writing,
-                    "findings": self._observed.findings,
                     "started": self._started,
                     "now": time.time(),
                     "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),
@@ -390,9 +378,8 @@ class AdminServer:
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
         """Return the encoded ``/sources`` entries of all sources. Each step of the generator makes a few of them."""
         observed, entries = self._observed, list[bytes]()
-        for slot, found in read_sources(observed.relay):
-            stream, since = observed.streams[slot], partial(observed.since, slot)
-            reading = msgspec.structs.replace(found, findings=[*map(since, found.findings)])
+        for slot, reading in read_sources(observed.relay):
+            stream = observed.streams[slot]
             where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
             entries.append(msgspec.json.encode(source_entry(reading, *where, slot)))
             if not len(entries) % AT_ONCE:
@@ -402,10 +389,7 @@ class AdminServer:
     async def _routers(self, request: web.Request) -> web.Response:
         async with self._turn(request):
             readings = read_routers(self._observed.relay, self._observed.drivers, time.time())
-            since = self._observed.since
-            return as_json(
-                [router_entry(each, [since(each.key, finding) for finding in each.findings]) for each in readings]
-            )
+            return as_json([router_entry(each) for each in readings])
 
     async def _findings(self, _request: web.Request) -> web.Response:
         return as_json(self._observed.findings)

@@ -15,6 +15,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from kvbus.common.front_stats import CallStats, FrontStats
+from kvbus.core.findings.finding import Reported
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
 from kvbus.telemetry.readings import (
@@ -25,7 +26,18 @@ from kvbus.telemetry.readings import (
     read_outputs,
     read_sources,
 )
-from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTPUTS, PROCESS, SOURCES, Row
+from kvbus.telemetry.table import (
+    DISCOVERY,
+    FINDING,
+    FINDING_LABELS,
+    FRONT,
+    FRONT_GRPC,
+    HISTOGRAMS,
+    OUTPUTS,
+    PROCESS,
+    SOURCES,
+    Row,
+)
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -64,12 +76,17 @@ class BusState(Protocol):
     def front_grpc_stats(self) -> CallStats | None:
         """The counters of the proxy in front of the engine's gRPC API; None without a proxy."""
 
+    @property
+    def findings(self) -> Sequence[Reported]:
+        """All current findings, problems before notes."""
+
 
 class Readings(NamedTuple):
-    """The readings of all sources and all outputs for one scrape."""
+    """The readings of all sources and all outputs, and the current findings, for one scrape."""
 
     sources: list[SourceReading]
     outputs: list[OutputReading]
+    findings: Sequence[Reported]
 
 
 class RelayCollector(Collector):
@@ -106,6 +123,10 @@ class RelayCollector(Collector):
                     else:
                         family.add_metric(values, found if isinstance(found, int | float) else bool(found))
                 yield family
+        family = GaugeMetricFamily(f"kvbus_{FINDING.name}", FINDING.text, labels=FINDING_LABELS)
+        for values in dict.fromkeys(map(FINDING.read, self._readings.findings)):
+            family.add_metric(values, 1)
+        yield family
         for name, text, read, *_ in HISTOGRAMS:
             yield _histogram(name, text, read(self._observed.process))
         for other in self._others:
@@ -159,7 +180,8 @@ class Exposition:
             if not len(sources) % AT_ONCE:
                 yield
         observed = self._observed
-        return Readings(sources, read_outputs(observed.relay, observed.drivers, observed.output_stats))
+        outputs = read_outputs(observed.relay, observed.drivers, observed.output_stats)
+        return Readings(sources, outputs, observed.findings)
 
     def render(self, readings: Readings) -> bytes:
         """Return all metrics in Prometheus's text format.

@@ -20,7 +20,7 @@ from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.finding import Finding
-from kvbus.core.findings.source import shown, source_findings
+from kvbus.core.findings.source import shown
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
@@ -85,7 +85,6 @@ class SourceReading(msgspec.Struct, frozen=True):
     """The reading of one source: its state, counters, queue and index at one moment.
 
     Attributes:
-        findings: the problems of the source, as kvbus shows them to the operator.
         pending: number of missing batches that are neither recovered nor lost yet.
         queue_depth: number of batches in the reorder buffer.
         unverified: number of live batches that wait until a replay shows to which epoch they belong.
@@ -102,7 +101,6 @@ class SourceReading(msgspec.Struct, frozen=True):
     state: State
     partial: bool
     partial_since: float | None
-    findings: list[Finding]
     epoch: int
     last_seq: int
     dialect: str | None
@@ -198,7 +196,6 @@ def read_source(source: Source) -> SourceReading:
         state=source.state,
         partial=source.partial,
         partial_since=source.partial_since,
-        findings=source_findings(source),
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,

@@ -153,12 +153,6 @@ SOURCES: Final = (
         "stats.reannounced",
     ),
     row(
-        "source_finding",
-        "1 for each finding about the source. /sources has the text. Findings that do not apply have no series.",
-        lambda s: {each.id: 1 for each in s.findings},
-        "finding",
-    ),
-    row(
         "source_timeouts_total",
         "Times the engine was unreachable for source_timeout. kvbus then cleared its blocks at the routers.",
         "stats.timeouts",
@@ -581,6 +575,14 @@ PROCESS: Final = (
         RELOAD_OUTCOMES,
     ),
 )
+
+FINDING: Final = row(
+    "finding",
+    "1 for each current finding about the bus, a source or a router. /findings has the text and the remedy. A router "
+    "has the name of its key, or the name of its output. Findings that do not apply have no series.",
+    lambda each: (each.severity, each.kind, each.name or each.output or "", each.id),
+)
+FINDING_LABELS: Final = ("severity", "kind", "name", "id")
 
 HISTOGRAMS: Final = (
     row(

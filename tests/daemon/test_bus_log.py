@@ -31,12 +31,17 @@ from tests.ports import free_port
 
 
 async def asked(daemon: Daemon, path: str) -> Any:
+    return json.loads(await text_of(daemon, path))
+
+
+async def text_of(daemon: Daemon, path: str) -> str:
     assert daemon.http_address is not None
     url = "http://{}:{}{}".format(*daemon.http_address, path)
 
-    def read() -> Any:
+    def read() -> str:
         with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - http, as made above
-            return json.load(answer)
+            text: str = answer.read().decode()
+            return text
 
     return await asyncio.to_thread(read)
 
@@ -63,8 +68,11 @@ async def test_a_router_that_subscribes_to_another_topic_is_logged(caplog: pytes
                 "subscribes to 'kv@', but the stream's topic is 'events': the router gets nothing [outputs[0].topic]: "
             )
             await eventually(lambda: said in caplog.text, "the log line")
+            (finding,) = await asked(bus.daemon, "/findings")
             (router,) = await asked(bus.daemon, "/routers")
-    (finding,) = router["findings"]
+            labels = 'id="router_topic",kind="router",name="routers",severity="problem"'
+            assert f"kvbus_finding{{{labels}}} 1.0" in await text_of(bus.daemon, "/metrics")
+    assert (finding["kind"], finding["output"], finding["peer"]) == ("router", "routers", router["peer"])
     assert (finding["id"], finding["key"], finding["severity"]) == ("router_topic", "outputs[0].topic", "problem")
     assert abs(finding["since"] - time.time()) < 100
 
@@ -74,7 +82,8 @@ async def test_a_subscription_that_only_announces_replays_causes_no_finding() ->
         with subscriber(bus, ASKS_REPLAY.decode()):
             await eventually(lambda: any(router.topics for router in bus.daemon.drivers[0].routers), "its subscription")
             (router,) = await asked(bus.daemon, "/routers")
-    assert (router["topics"], router["findings"]) == ([ASKS_REPLAY.decode()], [])
+            found = await asked(bus.daemon, "/findings")
+    assert (router["topics"], found) == ([ASKS_REPLAY.decode()], [])
 
 
 async def test_a_router_that_loses_batches_and_is_exact_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,7 +113,7 @@ async def test_a_router_that_loses_batches_and_is_exact_again_is_logged(caplog: 
             await eventually(lambda: live() and "ended after" in caplog.text, "the end of it")
             await eventually(lambda: live() and "it got the state again at" in caplog.text, "what it has lost")
             (entry,) = await asked(bus.daemon, "/routers")
-    (finding,) = entry["findings"]
+            (finding,) = await asked(bus.daemon, "/findings")
     assert (finding["id"], finding["severity"]) == ("router_lost_batches", "note")
     assert f"lost {entry['dropped']['batches']:,} batches" in finding["text"]
 
@@ -124,8 +133,8 @@ async def test_a_finding_about_refused_messages_ends_after_a_while(
         await eventually(lambda: f"{text} [block_size]: set block_size" in caplog.text, "the finding")
         ended = re.compile(rf"source engine: ended after \d+ s: events refused \(1\): {text}")
         await eventually(lambda: ended.search(caplog.text), "the end of it")
-        (entry,) = await asked(bus.daemon, "/sources")
-    assert "block_size" not in [each["id"] for each in entry["findings"]]
+        found = await asked(bus.daemon, "/findings")
+    assert "block_size" not in [each["id"] for each in found]
 
 
 async def test_a_discovery_without_engines_is_logged(
@@ -142,10 +151,10 @@ async def test_a_discovery_without_engines_is_logged(
     try:
         said = 'bus: no engine is found: the discovery "workers" lists no engine [sources[0].discover]: start an engine'
         await eventually(lambda: said in caplog.text, "the log line")
-        overview = await asked(daemon, "/overview")
+        found = await asked(daemon, "/findings")
     finally:
         await daemon.close(drain=0)
-    assert [each["id"] for each in overview["findings"]] == ["no_engine_found"]
+    assert [(each["kind"], each["id"]) for each in found] == [("bus", "no_engine_found")]
 
 
 async def test_a_state_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, load
+from kvbus.core.findings.finding import Finding
 from kvbus.core.stats import ProcessStats
 from kvbus.daemon import serve
 from kvbus.daemon.daemon import Daemon
@@ -38,6 +39,7 @@ class Recorder:
         self.changes = self
         self.changing = asyncio.Lock()
         self.levels: list[str] = []
+        self.reload_findings: dict[str, Finding] = {}
 
     def set_log_level(self, level: str) -> None:
         self.levels.append(level)
@@ -85,6 +87,12 @@ async def test_a_reload_applies_only_the_log_level(fixture: ReloadFixture, caplo
     await fixture.reload("refused")
     assert fixture.daemon.levels == ["debug", "error"]
     assert fixture.daemon.process.config_refused == ["block_size", "limits.max_events"]
+    (finding,) = fixture.daemon.reload_findings.values()
+    assert (finding.id, finding.key, finding.remedy) == (
+        "reload_refused",
+        "block_size",
+        "restart kvbus, or take the change back",
+    )
     assert "the configuration changes block_size, limits.max_events: restart kvbus to apply that" in caplog.text
 
 

@@ -6,7 +6,18 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTPUTS, PROCESS, SOURCES, Row
+from kvbus.telemetry.table import (
+    DISCOVERY,
+    FINDING,
+    FINDING_LABELS,
+    FRONT,
+    FRONT_GRPC,
+    HISTOGRAMS,
+    OUTPUTS,
+    PROCESS,
+    SOURCES,
+    Row,
+)
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "METRICS.md"
 EVENTS: Final = ("events_rejected_total", "events_filtered_total", "blocks")
@@ -26,7 +37,9 @@ def tables() -> dict[str, str]:
         "discovery": _table("discovery", DISCOVERY),
         "front": _table("", FRONT),
         "front_grpc": _table("", FRONT_GRPC),
-        "process": _table("", PROCESS) + "".join(_line(row, "histogram", "") for row in HISTOGRAMS),
+        "process": _table("", PROCESS)
+        + _line(FINDING, "gauge", "`, `".join(FINDING_LABELS))
+        + "".join(_line(row, "histogram", "") for row in HISTOGRAMS),
     }
 
 

@@ -12,8 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "RUNBOOK.md"
 BEGIN, END = "## Findings\n", "\n## Alerts\n"
 
 INTRO = """
-A finding is a problem that kvbus has noticed. It has the same id and wording in the log, in `/sources` and `/routers`, on the
-status page, in `kvbus top`, in `kvbus doctor` and here. A finding whose text begins with "note" may be intended, or
+A finding is a problem that kvbus has noticed. It has the same id and wording in the log, in `/findings`, on the status page, in `kvbus top`, in `kvbus doctor` and here. A finding whose text begins with "note" may be intended, or
 ends by itself. All other findings are certainly problems. If a text begins with "partial", the engine has, or may have, blocks
 that no router knows. A finding about refused messages ends ten minutes after the last refused message.
 

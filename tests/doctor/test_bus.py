@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kvbus.core.findings.bus import ROUTER_STALLED, STATE_NOT_WRITTEN
 from kvbus.core.findings.engine import BLOCK_SIZE
-from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.finding import Finding, Reported
 from kvbus.tools import asking
 from kvbus.tools.doctor.examine import examine_bus
 from kvbus.tools.doctor.findings import render
@@ -28,13 +28,11 @@ SOURCE: dict[str, Any] = {
     "last_seq": 5,
     "partial": False,
     "blocks": {"GPU": 3},
-    "findings": [],
 }
 ROUTER: dict[str, Any] = {
     "output": "routers",
     "state": "live",
     "left": None,
-    "findings": [],
 }
 
 
@@ -61,13 +59,17 @@ class Http:
         return web.Response(text=answer if isinstance(answer, str) else json.dumps(answer))
 
 
+def reported(finding: Finding, **subject: Any) -> Reported:
+    return Reported(**msgspec.structs.asdict(finding), **subject)
+
+
 def first_line(report) -> str:
     return render(report, as_json=False, colour=False).splitlines()[0]
 
 
 async def test_doctor_reports_the_findings_and_sources_of_a_running_bus():
-    said = msgspec.to_builtins(BLOCK_SIZE(count=3, size=24, own=""))
-    async with Http([{**SOURCE, "findings": [said], "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}]) as url:
+    said = reported(BLOCK_SIZE(count=3, size=24, own=""), kind="source", name="engine")
+    async with Http([{**SOURCE, "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}], said) as url:
         report = await examine_bus(url, timeout=10)
     assert first_line(report) == (
         "source engine: events refused (3): block_size is 24, but the engine has blocks [block_size]: "
@@ -82,7 +84,8 @@ async def test_doctor_reports_the_findings_and_sources_of_a_running_bus():
 async def test_doctor_reports_the_findings_of_a_bus_and_its_routers():
     stalled = ROUTER_STALLED(at="outputs[0]", who="router 10.0.0.7:40000 of output routers", dropped=7)
     full = STATE_NOT_WRITTEN(where="/var/lib/kvbus", why="No space left on device")
-    async with Http([SOURCE], [{**ROUTER, "findings": [msgspec.to_builtins(stalled)]}], full) as url:
+    router = reported(stalled, kind="router", output="routers", peer="10.0.0.7:40000", stream=0)
+    async with Http([SOURCE], [ROUTER], reported(full), router) as url:
         report = await examine_bus(url, timeout=10)
     assert report.findings == [full, stalled]
     assert not report.healthy

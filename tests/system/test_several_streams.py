@@ -121,6 +121,6 @@ async def test_the_sources_page_names_a_wrong_topic() -> None:
 
 
 def findings_at(port: int) -> list[dict[str, str]]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/sources", timeout=60) as answer:
-        findings: list[dict[str, str]] = json.load(answer)[0]["findings"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/findings", timeout=60) as answer:
+        findings: list[dict[str, str]] = json.load(answer)
         return findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kvbus.core.findings.finding import Reported, Severity
 from kvbus.tools.top.moment import Moment, Output
 
 
@@ -15,7 +16,6 @@ def source(name: str, batches: int = 100, **changes: Any) -> dict[str, Any]:
         "endpoint": "tcp://127.0.0.1:5557",
         "state": "live",
         "partial": False,
-        "findings": [],
         "dialect": "vllm-0.30..0.33",
         "blocks": {"GPU": 400},
         "queue_depth": 0,
@@ -37,10 +37,13 @@ def router(peer: str, **changes: Any) -> dict[str, Any]:
         "queued": 0,
         "behind_seconds": 0.0,
         "dropped": {"batches": 0},
-        "findings": [],
         "left": None,
         **changes,
     }
+
+
+def finding(text: str, key: str, remedy: str, **subject: Any) -> Reported:
+    return Reported("some_id", Severity.PROBLEM, text, key, remedy, "", **subject)
 
 
 def output(name: str = "routers", batches: float = 100, **changes: Any) -> Output:

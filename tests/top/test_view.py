@@ -16,7 +16,7 @@ from rich.console import Console
 from kvbus.tools.terminal import ASCII, UNICODE, Glyphs
 from kvbus.tools.top.moment import History
 from kvbus.tools.top.view import Choice, chart, document, lines, render
-from tests.top.moments import moment, output, router, source
+from tests.top.moments import finding, moment, output, router, source
 
 URL = "http://127.0.0.1:9477"
 ALL = Choice()
@@ -25,13 +25,14 @@ WRONG = source(
     300,
     state="gap",
     partial=True,
-    findings=[
-        {"text": "partial: its history was trimmed", "key": "sources[1].replay_endpoint", "remedy": "restart it"},
-        {"text": "no group of its model carries prefixes", "key": "groups", "remedy": "groups: all"},
-    ],
     queue_depth=17,
     counts={"missing": 9, "lost": 4, "rejected": {"block_size": 3}},
 )
+
+TRIMMED = finding(
+    "partial: its history was trimmed", "sources[1].replay_endpoint", "restart it", kind="source", name="engine-2/1"
+)
+NO_PREFIX = finding("no group of its model carries prefixes", "groups", "groups: all", kind="source", name="engine-2/1")
 
 
 def history(*sources, **changes) -> History:
@@ -65,7 +66,8 @@ def test_the_screen_fits_the_terminal_with_many_sources_and_routers(width, heigh
 
 
 def test_the_screen_shows_each_problem_of_a_source():
-    seen = history(source("engine-1"), WRONG, reasons={"rejected: block_size (engine-2/1)": 3.0})
+    reasons = {"rejected: block_size (engine-2/1)": 3.0}
+    seen = history(source("engine-1"), WRONG, reasons=reasons, findings=[TRIMMED, NO_PREFIX])
     for width in (80, 140):
         text = rendered_text(seen, width=width)
         for word in ("gap", "17", "its history was trimmed", "no group of its model", "rejected: block_size", "1.2.3"):
@@ -73,22 +75,20 @@ def test_the_screen_shows_each_problem_of_a_source():
 
 
 def test_the_screen_shows_a_findings_key_and_lines_also_its_remedy():
-    late = {
-        "text": "router lags: its oldest unread batch is 9 s old",
-        "key": "outputs[0].send_hwm",
-        "remedy": "give it CPU",
-    }
-    full = {"text": "kvbus cannot write its state: no space left", "key": "state_dir", "remedy": "make room"}
-    routers = [router("10.0.0.1:4711", findings=[late])]
-    seen = history(source("engine-1"), WRONG, routers=routers, findings=[full])
+    text, at = "router lags: its oldest unread batch is 9 s old", "outputs[0].send_hwm"
+    late = finding(text, at, "give it CPU", kind="router", output="routers", peer="10.0.0.1:4711", stream=0)
+    full = finding("kvbus cannot write its state: no space left", "state_dir", "make room")
+    seen = history(
+        source("engine-1"), WRONG, routers=[router("10.0.0.1:4711")], findings=[full, TRIMMED, NO_PREFIX, late]
+    )
     screen = rendered_text(seen, width=80)
     assert "bus state_dir kvbus cannot write its state: no space left" in screen
     assert "engine-2/1 groups no group of its model carries prefixes" in screen
-    assert "10.0.0.1:4711 outputs[0].send_hwm router lags: its oldest" in screen
+    assert "router 10.0.0.1:4711 outputs[0].send_hwm router lags" in screen
     printed = list(lines(seen, ALL, URL))
     assert "bus: kvbus cannot write its state: no space left [state_dir]: make room" in printed
     assert "source engine-2/1: no group of its model carries prefixes [groups]: groups: all" in printed
-    assert f"router 10.0.0.1:4711: {late['text']} [outputs[0].send_hwm]: give it CPU" in printed
+    assert f"router 10.0.0.1:4711: {text} [outputs[0].send_hwm]: give it CPU" in printed
 
 
 def test_the_screen_sorts_sources_by_size_and_filters_them():
@@ -164,10 +164,11 @@ def test_a_chart_shows_the_largest_value_as_its_highest_bar():
 
 def test_top_prints_lines_with_the_same_content_as_the_screen():
     outputs = [output(queued=3, behind=1.25, dropped=7)]
-    seen = history(source("engine-1"), WRONG, outputs=outputs, reasons={"dropped: slow_router (routers)": 7.0})
+    reasons = {"dropped: slow_router (routers)": 7.0}
+    seen = history(source("engine-1"), WRONG, outputs=outputs, reasons=reasons, findings=[TRIMMED])
     said = list(lines(seen, Choice(sort="missing"), URL))
     assert said[0] == "kvbus 1.2.3 at http://127.0.0.1:9477: up 60 min, 60.0 MB"
-    assert said[1].startswith("source engine-2/1: gap (partial), 0.0/s, 400 GPU blocks, missing 9")
+    assert said[2].startswith("source engine-2/1: gap (partial), 0.0/s, 400 GPU blocks, missing 9")
     assert "source engine-2/1: partial: its history was trimmed [sources[1].replay_endpoint]: restart it" in said
     assert any(line.startswith("output routers: 2 routers") and "dropped 7" in line for line in said)
     assert "dropped: slow_router (routers): 7" in said

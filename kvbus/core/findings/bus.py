@@ -131,6 +131,13 @@ LOG_OTHER_SCHEMA: Final = problem(
     "upgrade this kvbus; in a later upgrade, upgrade readers of the log before its writers",
     "Routers get no block of the streams that these records belong to.",
 )
+RELOAD_REFUSED: Final = problem(
+    "reload_refused",
+    "{key}",
+    "{what} on disk not in force: {why}",
+    "{do}",
+    "kvbus keeps what it has read before. The next start reads the files on disk, and may fail.",
+)
 STATE_NOT_WRITTEN: Final = problem(
     "state_not_written",
     "state_dir",

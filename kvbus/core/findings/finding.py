@@ -6,9 +6,9 @@ A finding is a fact that is or may be a problem, with its remedy.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,31 @@ class Finding(msgspec.Struct, frozen=True):
     def sense(self) -> str:
         """The finding's text without its numbers. It is the same for two findings that differ only in their counts."""
         return re.sub(r"\b\d[\d,]*\b", "", self.text)
+
+
+class Reported(Finding, frozen=True):
+    """A current finding of a running bus together with its subject, as ``/findings`` shows it.
+
+    Attributes:
+        kind: what the finding is about: ``bus``, ``source`` or ``router``.
+        name: the source's label, or the name of the router's key. Empty for the bus, and for a router without a name.
+        output: the name of the router's output; None for other kinds.
+        peer: the address of the router; None for other kinds.
+        stream: the slot of the stream that the router reads; None for other kinds.
+    """
+
+    kind: str = "bus"
+    name: str = ""
+    output: str | None = None
+    peer: str | None = None
+    stream: int | None = None
+
+    @property
+    def who(self) -> str:
+        """The subject as text, such as ``source engine``."""
+        if self.kind == "router":
+            return f"router {self.name or self.peer}"
+        return f"{self.kind} {self.name}".strip()
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -125,15 +150,10 @@ class Findings:
         """The findings whose conditions hold now."""
         return list(self._now.values())
 
-    def since(self, finding: Finding) -> Finding:
-        """Return a copy of a finding with the time at which it began, and with its key in the operator's form.
-
-        The time is None if the finding is not current. The key is the finding's configuration key, and the operator's
-        form is the one that ``written`` returns.
-        """
-        key = self._written(finding.key)
-        known = self._now.get((finding.id, key))
-        return msgspec.structs.replace(finding, since=None if known is None else known.since, key=key)
+    def reported(self, **subject: Any) -> Iterator[Reported]:
+        """Yield the current findings with their subject; see :class:`Reported` for its fields."""
+        for each in self._now.values():
+            yield Reported(**msgspec.structs.asdict(each), **subject)
 
     def update(self, found: Iterable[Finding], now: float) -> list[Change]:
         """Replace the current findings by ``found``, and return the changes. ``now`` is the time of day in seconds."""

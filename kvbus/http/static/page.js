@@ -7,7 +7,7 @@ const STATES = { live: "ok", syncing: "warn", gap: "warn", connecting: "bad", lo
 const SIGNS = { ok: "✓", warn: "▲", bad: "✕", idle: "○" };
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
-const bus = { about: {}, sources: [], routers: [], times: [], all: {}, outputs: {}, courses: {}, transitions: [], rates: null, heard: 0, filled: -Infinity };
+const bus = { about: {}, sources: [], routers: [], findings: [], times: [], all: {}, outputs: {}, courses: {}, transitions: [], rates: null, heard: 0, filled: -Infinity };
 let open = null;
 
 // -- words
@@ -34,7 +34,7 @@ function draw(tag, attributes, ...children) {
   made.append(...children);
   return made;
 }
-const pill = state => make("span", { className: "pill " + kind(state) }, make("span", { ariaHidden: "true", textContent: SIGNS[kind(state)] }), state);
+const pill = (state, colour) => make("span", { className: "pill " + colour }, make("span", { ariaHidden: "true", textContent: SIGNS[colour] }), state);
 
 /** Make a table's rows match a list. Existing rows and cells are reused, so that the focus and the selection stay. */
 function rows(body, list, key, cells) {
@@ -57,7 +57,7 @@ function rows(body, list, key, cells) {
   });
   for (const row of known.values()) row.remove();
 }
-const asPill = state => ({ shows: state, make: () => pill(state), text: true });
+const asPill = (state, ill) => ({ shows: state + (ill ? " ill" : ""), make: () => pill(state, ill ? "bad" : kind(state)), text: true });
 const asText = text => ({ shows: text, make: () => document.createTextNode(text), text: true });
 
 // -- charts
@@ -149,9 +149,9 @@ function flow() {
     put(key + "note", "text", { x: x + side * 14, y: y + 12, "text-anchor": side < 0 ? "end" : "start", class: "note" }, note);
   };
   const place = (i, of) => middle + (i - (of - 1) / 2) * apart, cut = text => text.length > 24 ? text.slice(0, 23) + "…" : text;
-  left.forEach((s, i) => node("s" + i, 190, place(i, left.length), -1, kind(s.state), "in", bus.rates?.sources[s.name]?.batches, cut(s.name),
+  left.forEach((s, i) => node("s" + i, 190, place(i, left.length), -1, ill("source", s.name) ? "bad" : kind(s.state), "in", bus.rates?.sources[s.name]?.batches, cut(s.name),
     `${s.state} · ${number(sum(s.blocks))} blocks`));
-  right.forEach((r, i) => node("r" + i, width - 190, place(i, right.length), 1, kind(r.state), "out", r.state === "live" ? bus.rates?.outputs[r.output]?.batches : 0, cut(r.name || r.peer),
+  right.forEach((r, i) => node("r" + i, width - 190, place(i, right.length), 1, ill("router", r.peer) ? "bad" : kind(r.state), "out", r.state === "live" ? bus.rates?.outputs[r.output]?.batches : 0, cut(r.name || r.peer),
     cut(`${r.output} · ${r.behind_seconds ? seconds(r.behind_seconds) + " lag" : r.state}`)));
   const tall = Math.min(height - 8, Math.max(84, height * .55));
   put("bus", "rect", { x: width / 2 - 62, y: middle - tall / 2, width: 124, height: tall, rx: 14, class: "bus" });
@@ -179,15 +179,15 @@ const blocks = source => Object.entries(source.blocks).map(([medium, n]) => (med
 
 function tables() {
   const { sources, routers } = bus, here = routers.filter(r => r.left === null), gone = routers.filter(r => r.left !== null);
-  rows($("sources"), sources, s => s.name, s => [named(s), asPill(s.partial ? "partial" : s.state), asText(dialect(s)),
+  rows($("sources"), sources, s => s.name, s => [named(s), asPill(s.partial ? "partial" : s.state, ill("source", s.name)), asText(dialect(s)),
     s.block_size ?? "–", number(s.last_seq < 0 ? null : s.last_seq), blocks(s),
     number(bus.rates?.sources[s.name]?.batches), spark("source " + s.name, "in"), number(s.counts.recovered), number(s.counts.lost),
     number(sum(s.counts.rejected))]);
-  findings(sources, here);
+  findings();
   const outputs = Object.entries(bus.rates?.outputs ?? {});
   rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, number(o.routers), number(o.batches), spark("output " + name, "out"),
     bytes(o.bytes ?? 0), number(o.queue), seconds(o.behind)]);
-  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [who(r), asPill(r.state), asText(r.output + (r.stream ? " #" + r.stream : "")),
+  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [who(r), asPill(r.state, ill("router", r.peer)), asText(r.output + (r.stream ? " #" + r.stream : "")),
     asText(r.topics.map(t => t || "all").join(", ") || "none"), clock(r.since), number(r.queued), seconds(r.behind_seconds), number(r.dropped.batches),
     number(r.state_sent.count)]);
   $("no-router").textContent = here.length ? "" : "No router is connected.";
@@ -242,14 +242,18 @@ function verdict(sources, routers) {
 
 const happened = t => make("li", {}, make("time", { dateTime: new Date(t.at * 1000).toISOString(), textContent: clock(t.at) }),
   make("span", { className: "dot " + kind(t.after), ariaHidden: "true" }), make("span", {}, make("strong", { textContent: t.name + " " }), t.text));
-/** Show what is wrong with the bus, its sources and its routers: problems first, each with its key, remedy and place in the runbook. */
-function findings(sources, routers) {
-  const named = [["", bus.about.findings ?? []], ...sources.map(s => [s.name, s.findings]), ...routers.map(r => ["router " + (r.name || r.peer), r.findings])];
-  const all = named.flatMap(([who, list]) => list.map(f => ({ who, ...f }))).sort((a, b) => b.severity.localeCompare(a.severity));
-  const more = all.length - FINDINGS;
-  $("reasons").replaceChildren(...all.slice(0, FINDINGS).map(f => make("li", { className: f.severity }, make("strong", { textContent: f.who + " " }),
-    `${f.text}. `, make("span", { className: "soft", textContent: `${f.key}: ${f.remedy}. See ${f.link}` }))),
-    ...(more > 0 ? [make("li", { className: "note", textContent: `and ${more} more: /sources and /routers have all` })] : []));
+const ill = (kind, name) => bus.findings.some(f => f.severity === "problem" && f.kind === kind && (kind === "router" ? f.peer : f.name) === name);
+/** Show what is wrong with the bus, its sources and its routers: problems first, each with its key, remedy and place in the runbook. Equal findings are one card. */
+function findings() {
+  const who = f => f.kind === "bus" ? "" : f.kind === "source" ? f.name : "router " + (f.name || f.peer);
+  const cards = new Map();
+  for (const f of bus.findings) cards.set(f.id, [...(cards.get(f.id) ?? []), f]);
+  const more = cards.size - FINDINGS;
+  const subjects = all => all.slice(0, 3).map(who).join(", ") + (all.length > 3 ? ` and ${all.length - 3} more` : "");
+  $("reasons").replaceChildren(...[...cards.values()].slice(0, FINDINGS).map(all => make("li", { className: all[0].severity },
+    make("strong", { textContent: subjects(all) + " ", title: all.map(who).join(", ") }), `${all[0].text}. `,
+    make("span", { className: "soft", textContent: `${all[0].key}: ${all[0].remedy}. See ${all[0].link}` }))),
+    ...(more > 0 ? [make("li", { className: "note", textContent: `and ${more} more: /findings has all` })] : []));
 }
 const passes = { all: () => true, incidents: t => ["warn", "bad"].includes(kind(t.after)), folded: () => true };
 /** Show what happened, the newest first. Routers that connect, or disconnect without a reason, become one line. */
@@ -321,7 +325,7 @@ function lines(value, indent = "") {
 }
 async function poll() {
   try {
-    [bus.sources, bus.routers] = await Promise.all([get("/sources"), get("/routers")]);
+    [bus.sources, bus.routers, bus.findings] = await Promise.all([get("/sources"), get("/routers"), get("/findings")]);
     bus.heard = performance.now();
     const wanted = bus.sources.slice(0, SPARKS).map(s => s.name).filter(name => !bus.courses[name]);
     await Promise.all(wanted.map(async name => { bus.courses[name] = await get("/history?source=" + encodeURIComponent(name)).catch(() => undefined); }));
@@ -355,10 +359,9 @@ const heard = {
     if (each.kind === "finding" && each.name === "bus") ofBus().catch(() => {});
   },
 };
-/** Read the findings about the bus itself again: /sources and /routers do not have them. */
+/** Read again whether kvbus writes its state, and the findings, which change with it. */
 async function ofBus() {
-  const { findings, state_writing } = await get("/overview");
-  Object.assign(bus.about, { findings, state_writing });
+  [bus.about.state_writing, bus.findings] = [(await get("/overview")).state_writing, await get("/findings")];
   tables();
 }
 /** Follow /events until it ends. An EventSource is not used, because it cannot send the token. */

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
-from msgspec import structs
 
-from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.finding import Finding, Reported
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
 from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.transport.reach import find, shown
@@ -28,7 +27,6 @@ class BusSource(msgspec.Struct):
     last_seq: int
     partial: bool
     blocks: dict[str, int]
-    findings: list[Finding] = []
 
 
 class BusRouter(msgspec.Struct):
@@ -37,7 +35,6 @@ class BusRouter(msgspec.Struct):
     output: str
     state: str
     left: str | None
-    findings: list[Finding]
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class Bus:
         listens: whether some program has accepted the connection.
         sources: entries of ``/sources``.
         routers: entries of ``/routers``, without routers that have disconnected.
-        findings: entries of ``/findings``, which are problems of the bus itself.
+        findings: entries of ``/findings``: about the bus, its sources and its routers.
     """
 
     url: str
@@ -58,7 +55,7 @@ class Bus:
     listens: bool = False
     sources: list[BusSource] = field(default_factory=list)
     routers: list[BusRouter] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Reported] = field(default_factory=list)
 
     @property
     def runs(self) -> bool:
@@ -104,7 +101,7 @@ async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # n
             routers, _ = await get(client, f"{bus.url}/routers")
             bus.routers = [each for each in msgspec.json.decode(routers, type=list[BusRouter]) if each.left is None]
             findings, _ = await get(client, f"{bus.url}/findings")
-            bus.findings = msgspec.json.decode(findings, type=list[Finding])
+            bus.findings = msgspec.json.decode(findings, type=list[Reported])
     except NoAnswerError as error:
         bus.problem, bus.listens = str(error), error.listens
     else:
@@ -120,12 +117,11 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
         keys: configuration keys about which doctor itself has findings. Findings of the bus about these keys are left
             out.
     """
-    found = [*bus.findings]
-    for source in bus.sources:
-        found += [structs.replace(each, text=f"source {source.name}: {each.text}") for each in source.findings]
-    found += [each for router in bus.routers for each in router.findings]
     report = Report()
-    report.add(structs.replace(each, since=None) for each in found if each.key not in keys)
+    for each in bus.findings:
+        text = f"{each.who}: {each.text}" if each.kind == "source" else each.text
+        if each.key not in keys:
+            report.add([Finding(each.id, each.severity, text, each.key, each.remedy, each.link)])
     return report
 
 

@@ -12,8 +12,10 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvbus.core.findings.finding import Reported
 from kvbus.tools.asking import asking, get
 
 TIMEOUT_S: Final = 3.0
@@ -42,7 +44,7 @@ class Moment:
         at: time of the reading, in seconds of the reader's own clock.
         sources: the entries of ``/sources``.
         routers: the entries of ``/routers``, without routers that have disconnected.
-        findings: the entries of ``/findings``, which are problems of the bus itself.
+        findings: the entries of ``/findings``: about the bus, its sources and its routers, problems first.
         outputs: the outputs of the bus.
         reasons: counts of rejected and filtered events, dropped batches, disconnections and failed handshakes. A key
             has the form ``what: reason (source or output)``.
@@ -55,7 +57,7 @@ class Moment:
     at: float
     sources: list[dict[str, Any]]
     routers: list[dict[str, Any]]
-    findings: list[dict[str, Any]]
+    findings: list[Reported]
     outputs: list[Output]
     reasons: dict[str, float]
     version: str
@@ -76,14 +78,14 @@ async def read(session: aiohttp.ClientSession, url: str) -> Moment:
         )
         wall = parsedate_to_datetime(headers["Date"]).timestamp()
         at = asyncio.get_running_loop().time()
-        entries = [json.loads(answer) for answer in (sources, routers, findings)]
-        return moment(entries[0], entries[1], entries[2], metrics.decode(), at, wall)
+        standing = msgspec.json.decode(findings, type=list[Reported])
+        return moment(json.loads(sources), json.loads(routers), standing, metrics.decode(), at, wall)
 
 
 def moment(
     sources: list[dict[str, Any]],
     routers: list[dict[str, Any]],
-    findings: list[dict[str, Any]],
+    findings: list[Reported],
     metrics: str,
     at: float,
     wall: float,

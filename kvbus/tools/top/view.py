@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvbus.core.findings.finding import Reported
 from kvbus.tools.terminal import UNICODE, Glyphs, counted, panel, plain_table, short_dialect, state_cell
 from kvbus.tools.top.moment import History, Moment, Output, batches_of, of_output, of_reason
 
@@ -123,7 +125,8 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
     moment = history.moments[-1]
     yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
     for finding in moment.findings:
-        yield f"bus: {_line(finding)}"
+        if _matches(choice, finding.who):
+            yield _line(finding)
     if not moment.sources:
         yield NO_ENGINE
     for source in _wanted_sources(history, choice):
@@ -134,8 +137,6 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
             f"missing {counts['missing']}, recovered {counts['recovered']}, lost {counts['lost']}, "
             f"rejected {sum(counts['rejected'].values())}, queued {source['queue_depth']}"
         )
-        for finding in source["findings"]:
-            yield f"source {source['name']}: {_line(finding)}"
     for output in moment.outputs:
         if _matches(choice, output.name):
             rate = history.rate(of_output(output.name, lambda each: each.batches))
@@ -150,8 +151,6 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
                 f"router {router['peer']} of {router['output']}: {router['state']}, queued {router['queued']}, "
                 f"lag {router['behind_seconds']:.1f} s, dropped {router['dropped']['batches']}"
             )
-            for finding in router["findings"]:
-                yield f"router {router['peer']}: {_line(finding)}"
     for reason, count in sorted(moment.reasons.items()):
         yield f"{reason}: {count:.0f}"
 
@@ -164,7 +163,7 @@ def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
         "version": moment.version,
         "up_seconds": moment.age,
         "memory_bytes": moment.memory,
-        "findings": moment.findings,
+        "findings": msgspec.to_builtins(moment.findings),
         "sources": [
             {**source, "batches_per_second": _source_rate(history, source)}
             for source in _wanted_sources(history, choice)
@@ -349,8 +348,8 @@ def _routers(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
     return body
 
 
-def _line(finding: dict[str, str]) -> str:
-    return f"{finding['text']} [{finding['key']}]: {finding['remedy']}"
+def _line(finding: Reported) -> str:
+    return f"{finding.who}: {finding.text} [{finding.key}]: {finding.remedy}"
 
 
 def _reasons(history: History, choice: Choice) -> list[Text]:
@@ -360,13 +359,11 @@ def _reasons(history: History, choice: Choice) -> list[Text]:
     ``_MAX_REASONS`` lines are returned.
     """
     moment = history.moments[-1]
-    found: list[Text] = []
-    named = [("bus", moment.findings)]
-    named += [(source["name"], source["findings"]) for source in moment.sources]
-    named += [(router["name"] or router["peer"], router["findings"]) for router in moment.routers]
-    for name, findings in named:
-        if _matches(choice, name):
-            found += [Text.assemble((name, "bold"), (f" {each['key']} ", "dim"), each["text"]) for each in findings]
+    found = [
+        Text.assemble((each.name if each.kind == "source" else each.who, "bold"), (f" {each.key} ", "dim"), each.text)
+        for each in moment.findings
+        if _matches(choice, each.who)
+    ]
     counts = [(history.rate(of_reason(reason)), count, reason) for reason, count in moment.reasons.items()]
     for rate, count, reason in sorted(counts, reverse=True):
         if _matches(choice, reason):
