@@ -3,9 +3,13 @@
 **Routers.** `router.PlainSetRouter` keeps a set of blocks. Every other router of the tests uses it for that.
 `router.RankedRouter` keeps one such set for each rank. The routers of `socket_routers` read the stream from real
 sockets. They differ in when they ask for a replay: `Deaf` and `NeverAsks` never do, `RouterOnASet` asks when it notices
-missing batches, and `StrictRouter` and `LlmdWithReplay` follow the rules of llm-d's subscriber. `TopicRouter` reads the
-streams of many workers on one connection. `ping_as_message` is a router whose ZeroMQ does not know commands.
-`stage.Trusting`, `Checking` and `FromZero` are the same families of routers without sockets.
+missing batches, and `StrictRouter` accepts only an answer with every seq. `TopicRouter` reads the streams of many
+workers on one connection. `llmd.LlmdWithReplay` follows the rules of llm-d's subscriber. `ping_as_message` is a router
+whose ZeroMQ does not know commands. `stage.Trusting`, `Checking`, `FromZero` and `Llmd` have no sockets.
+
+A double must not be kinder than the program that it stands for. `conversation` plays recordings of real programs to
+the doubles, which must request the same batches and have the same blocks (``data/README.md``). `Deaf`, `RouterOnASet`,
+`StrictRouter`, `TopicRouter` and `FromZero` stand for no program.
 
 **Engines whose real cache contents are known.** There are two, for different purposes.
 

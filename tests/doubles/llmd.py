@@ -1,7 +1,7 @@
 """llm-d's subscriber with replay: the rules by which it takes, drops and requests batches, and a router with these rules.
 
-They are the rules of ``pkg/kvevents`` in llm-d-router (August 2026). ``tests/conversations`` has recorded conversations
-of that program, which the router here has to repeat.
+They are the rules of ``pkg/kvevents`` in llm-d-router (August 2026). ``tests/doubles/data`` has recorded conversations of
+that program, which the router here has to repeat.
 """
 
 from __future__ import annotations
@@ -137,9 +137,8 @@ class LlmdWithReplay(SocketRouter):
 
     def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
         super().__init__(endpoint, replay_endpoint, context)
-        clock = RunningClock(time.monotonic)  # it does not count time in which this process is suspended
-        self._clock = clock.time
-        self.rules = LlmdRules(self._clock, self.view_take, self._forget)
+        self._clock = RunningClock(time.monotonic)  # it does not count time in which this process is suspended
+        self.rules = LlmdRules(time.monotonic, self._apply, self._forget)
         if self.cooldown is not None:
             self.rules.cooldown = self.cooldown
         self._queue: deque[tuple[int, bytes]] = deque()
@@ -150,8 +149,7 @@ class LlmdWithReplay(SocketRouter):
     def refused(self) -> int:
         return self.rules.refused
 
-    def view_take(self, seq: int, payload: bytes) -> None:
-        """Apply a batch to the view."""
+    def _apply(self, seq: int, payload: bytes) -> None:
         self.view.take(seq, payload)
 
     def _forget(self) -> None:
@@ -182,11 +180,11 @@ class LlmdWithReplay(SocketRouter):
         """Send one replay request, and read its answer until END or until it breaks off."""
         batches: list[tuple[int, bytes]] = []
         dealer = self.request(start, hwm=0)
-        heard = self._clock()
+        heard = self._clock.time()
         try:
             while True:
                 if dealer.poll(0):
-                    heard = self._clock()
+                    heard = self._clock.time()
                     empty, *frames = dealer.recv_multipart()
                     if not empty and len(frames) == 3 and not frames[2]:
                         return Answered(batches)
@@ -195,7 +193,7 @@ class LlmdWithReplay(SocketRouter):
                     batches.append((int.from_bytes(frames[1][:8], "big"), frames[2]))
                     if len(batches) % 100:
                         continue
-                elif self._clock() > heard + IDLE:
+                elif self._clock.time() > heard + IDLE:
                     return Answered(batches, ended=False)
                 await asyncio.sleep(0.001)
         finally:

@@ -1,9 +1,10 @@
 """A relay without sockets or a clock, and routers that read their simulated connections step by step.
 
 A test decides what each engine publishes, and when each router reads, loses its connection or is slow. The routers are
-the families of docs/INTEROP.md. `Trusting` applies every batch, like AIBrix, and like an llm-d that binds its socket.
-`Checking` drops batches that it has seen and requests missing batches, like Dynamo's indexer, SMG and the vLLM router.
-`FromZero` also requests a replay whenever it connects. `Llmd` follows the rules of llm-d with replay.
+the families of docs/INTEROP.md. `Trusting` applies every batch, like llm-d without replay. `Checking` drops batches that
+it has seen and requests missing batches, like Dynamo's indexer. `Llmd` follows the rules of llm-d with replay.
+`test_conversations` compares them with recordings of these programs. `FromZero` requests a replay whenever it connects,
+which no known program does.
 """
 
 from __future__ import annotations
@@ -186,6 +187,14 @@ class FromZero(Checking):
         self.replay(stage)
 
 
+class UnfinishedError(Exception):
+    """A replay answer broke off before its END, after ``batches``."""
+
+    def __init__(self, batches: list[tuple[int, bytes]]) -> None:
+        super().__init__()
+        self.batches = batches
+
+
 class Llmd(Trusting):
     """llm-d's subscriber with replay. See :class:`tests.doubles.llmd.LlmdRules`."""
 
@@ -213,9 +222,15 @@ class Llmd(Trusting):
                 self.unreachable -= self.unreachable > 0
                 lost = self.unreachable > 0
                 routers = () if self.connection is None else (self.connection.number,)
-                start = step.send(Answered([] if lost else stage.replay(self.place, start, routers), ended=not lost))
+                start = step.send(Answered([], ended=False) if lost else self._ask(stage, start, routers))
         except StopIteration:
             return
+
+    def _ask(self, stage: Stage, start: int, routers: tuple[int, ...]) -> Answered:
+        try:
+            return Answered(stage.replay(self.place, start, routers))
+        except UnfinishedError as error:
+            return Answered(error.batches, ended=False)
 
 
 FAMILIES: list[type[Trusting]] = [Trusting, Checking, FromZero]
