@@ -87,6 +87,15 @@ class Limits(Section):
         ge=1,
         le=4096,
     )
+    max_owners: Int = key(
+        64,
+        "Maximum number of pairs of locality and owner that a source's stores name. kvbus rejects stores with further "
+        "pairs, and stores with a name of more than 256 characters.",
+        example=64,
+        unit="pairs",
+        ge=1,
+        le=4096,
+    )
     max_held_bytes: Size = key(
         268_435_456,
         "Maximum size of the batches of a source that wait in kvbus while earlier batches are missing. At the"

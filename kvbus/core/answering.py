@@ -206,7 +206,8 @@ class StreamState:
 
         An empty part clears the blocks that a router may still hold under that rank.
         """
-        index = Index() if source.expired else output.index_of(source_slot, source).copy()
+        residencies = output.spec.profile.residencies
+        index = Index() if source.expired else output.index_of(source_slot, source).copy(residencies)
         if output.spec.profile.one_group:
             index.keep_group(source.normalizer.first_group)
         parts = [Part(index, output.rank_of(source_slot, source), source.ts, source.normalizer.block_size or 0)]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import blocks_in
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
@@ -108,7 +107,7 @@ class Applier:
             return
         if not source.announced:
             source.begin_announcing()
-        self._out.publish_all(slot, source, events, blocks_in(events), now)
+        self._out.publish_all(slot, source, events, now)
 
     def clear(self, slot: int, source: Source, now: float) -> None:
         """Send AllBlocksCleared for a source to all routers, if any of its blocks were announced."""
@@ -165,7 +164,7 @@ class Applier:
         if source.expired:
             self._out.keep(record.source, source, events)
         else:
-            self._out.publish_all(record.source, source, events, blocks_in(events), now)
+            self._out.publish_all(record.source, source, events, now)
 
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
         """Clear a source's blocks at the routers and empty its index.

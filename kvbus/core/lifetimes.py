@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import UnsetType
 
-from kvbus.core.blocks.index import Index, Table, TableKey
+from kvbus.core.blocks.index import BlockKey, Index, Table, TableKey, key_of
 from kvbus.core.blocks.live_order import in_order
 from kvbus.core.types import Hash, medium_key
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, Event
@@ -21,9 +21,6 @@ SLICE: int = 4096
 
 STEPS: int = 64
 """Number of steps into which the lifetime of a block is divided. The time of a store is rounded down to a step."""
-
-BlockKey = tuple[int | None, str, Hash]
-"""The position of a block in an engine's cache: group, medium key and hash."""
 
 
 class Lifetimes:
@@ -58,10 +55,10 @@ class Lifetimes:
         After a restart of kvbus, the time at which the engine last stored a block is unknown.
         """
         now -= now % self._step
-        for (group, medium), chunk, a, b in in_order(self._index):
-            if medium in self._media:
+        for key, chunk, a, b in in_order(self._index):
+            if key[1] in self._media:
                 for block in chunk.hashes[a:b]:
-                    self._heard.setdefault((group, medium, block), now)
+                    self._heard.setdefault((*key, block), now)
 
     def forget(self) -> None:
         """Forget the times of all blocks, because the content of the engine's cache is no longer known."""
@@ -77,10 +74,9 @@ class Lifetimes:
             if isinstance(event, AllBlocksCleared):
                 self._heard = {block_key: at for block_key, at in self._heard.items() if self._is_live(block_key)}
                 continue
-            medium = medium_key(event.medium)
-            if medium not in self._media or medium is None:
+            if medium_key(event.medium) not in self._media:
                 continue
-            key = (None if isinstance(event.group_idx, UnsetType) else event.group_idx, medium)
+            key = key_of(event)
             if isinstance(event, BlockRemoved):
                 for block in event.block_hashes:
                     if not self._is_live((*key, block)):
@@ -107,8 +103,8 @@ class Lifetimes:
             block = chunk.parent
 
     def _is_live(self, block_key: BlockKey) -> bool:
-        table = self._index.tables.get(block_key[:2])
-        return table is not None and block_key[2] in table.blocks
+        table = self._index.tables.get(block_key[:4])
+        return table is not None and block_key[4] in table.blocks
 
     def due(self, now: float) -> list[BlockKey]:
         """Return up to :data:`SLICE` live blocks whose lifetime has ended, and stop tracking them."""

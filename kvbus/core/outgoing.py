@@ -80,7 +80,8 @@ class Outgoing:
                     output.add_stream(None, 0, 0, b"")
                 output.streams[source_slot].closed = source.gone or source_slot in output.hidden
             if output.view is not None and source_slot not in output.hidden:
-                output.view.take(source_slot, list(source.normalizer.announce()), source.normalizer.index)
+                events = list(announce(source.normalizer.index.filed(spec.profile.residencies)))
+                output.view.take(source_slot, events, source.normalizer.index)
         if spec.closed:
             for stream in output.streams:
                 stream.closed = True
@@ -193,7 +194,7 @@ class Outgoing:
         ]
         if source.announced:
             for output_id, output in outputs:
-                removals = partial(removals_of, output.index_of(source_slot, source))
+                removals = partial(removals_of, output.filed(source_slot, source))
                 self._publish_fit(output_id, output, source_slot, source, [AllBlocksCleared()], [removals], now)
         source.see_rank(rank)
         for output_id, output in outputs:
@@ -202,7 +203,7 @@ class Outgoing:
         if source.announced:
             source.begin_announcing()
             for output_id, output in outputs:
-                events = list(announce(output.index_of(source_slot, source)))
+                events = list(announce(output.filed(source_slot, source)))
                 self._publish_fit(output_id, output, source_slot, source, events, (), now)
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -211,37 +212,55 @@ class Outgoing:
         """Clear a source's blocks at all routers. Call it before the blocks are removed from the source's index."""
         self.publish(source_slot, source, [AllBlocksCleared()], now)
         for output_id, output in self._fitted_of(source_slot):
-            removals = partial(removals_of, output.index_of(source_slot, source))
+            removals = partial(removals_of, output.filed(source_slot, source))
             self._publish_fit(output_id, output, source_slot, source, [AllBlocksCleared()], [removals], now)
 
     def announce(self, source_slot: int, source: Source, now: float) -> None:
         """Publish all blocks of a source again, for routers whose blocks of this source were cleared."""
-        events = list(source.normalizer.announce())
-        for batch in in_batches(events, source.normalizer.block_size or 0, blocks_in(events)):
-            self.publish(source_slot, source, batch, now)
+        for each in self._plain:
+            events = list(announce(each[1].filed(source_slot, source)))
+            self._publish_own(source_slot, source, events, each, now)
         for output_id, output in self._fitted_of(source_slot):
-            self._publish_fit(
-                output_id, output, source_slot, source, list(announce(output.index_of(source_slot, source))), (), now
-            )
+            events = list(announce(output.filed(source_slot, source)))
+            self._publish_fit(output_id, output, source_slot, source, events, (), now)
 
-    def publish_all(self, source_slot: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+    def publish_all(self, source_slot: int, source: Source, events: list[AnyEvent], now: float) -> None:
         """Publish the events that result from a source's newest batch on all outputs.
 
         Divide the events into batches that every router accepts, because there may be very many: an engine can announce
-        a complete cache in one batch. ``blocks`` is the number of blocks that the events name.
+        a complete cache in one batch.
         """
-        for batch in in_batches(events, source.normalizer.block_size or 0, blocks):
-            self.publish(source_slot, source, batch, now)
+        filed = source.normalizer.filed
+        if not filed:
+            for batch in in_batches(events, source.normalizer.block_size or 0, blocks_in(events)):
+                self.publish(source_slot, source, batch, now)
+        for each in self._plain if filed else ():
+            self._publish_own(source_slot, source, filed.get(each[1].spec.profile.residencies, events), each, now)
         if self.fitted:
-            self.publish_fitted(source_slot, source, events, now, cleared=source.normalizer.cleared)
+            self._publish_fitted(source_slot, source, events, now)
 
-    def publish(self, source_slot: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
+    def _publish_own(
+        self, source_slot: int, source: Source, events: list[AnyEvent], output: tuple[int, Output], now: float
+    ) -> None:
+        """Publish events on one output, because its routers may get other events than the routers of other outputs."""
+        for batch in in_batches(events, source.normalizer.block_size or 0, blocks_in(events)):
+            self.publish(source_slot, source, batch, now, (output,))
+
+    def publish(
+        self,
+        source_slot: int,
+        source: Source,
+        events: Sequence[AnyEvent],
+        now: float,
+        outputs: Sequence[tuple[int, Output]] | None = None,
+    ) -> None:
         """Publish one batch, with the next seq, on every output whose routers read batches unchanged.
 
-        The batch is encoded once for all outputs with the same encoding and rank.
+        The batch is encoded once for all outputs with the same encoding and rank. If ``outputs`` is given, only these
+        outputs get the batch.
         """
         payloads: dict[tuple[Wire, int], bytes] = {}
-        for output_id, output in self._plain:
+        for output_id, output in self._plain if outputs is None else outputs:
             stream_slot, rank = 0 if output.merged else source_slot, output.rank_of(source_slot, source)
             stream = output.streams[stream_slot]
             payload = payloads.get((stream.wire, rank))
@@ -251,36 +270,26 @@ class Outgoing:
                 stream.topic = source.topic
             self._send(output_id, stream_slot, payload, len(events), now)
 
-    def publish_fitted(
-        self,
-        source_slot: int,
-        source: Source,
-        events: list[AnyEvent],
-        now: float,
-        *,
-        cleared: Cleared = (),
-    ) -> None:
-        """Publish the events of a source's newest batch on the outputs whose routers cannot read every batch unchanged.
-
-        ``cleared`` has, for each AllBlocksCleared among the events, a function that builds removals of the cleared
-        blocks, for routers that must not get the AllBlocksCleared.
-        """
+    def _publish_fitted(self, source_slot: int, source: Source, events: list[AnyEvent], now: float) -> None:
+        """Publish the events of a source's newest batch on the outputs whose routers need adapted batches."""
         for output_id, output in self._fitted_of(source_slot):
-            if output.view is None:
-                self._publish_fit(output_id, output, source_slot, source, events, cleared, now)
-            else:
-                own = output.view.take(source_slot, events, source.normalizer.index)
-                self._publish_fit(output_id, output, source_slot, source, *own, now)
+            residencies = output.spec.profile.residencies
+            own = source.normalizer.filed.get(residencies, events)
+            cleared: Cleared = [partial(removals, residencies) for removals in source.normalizer.cleared]
+            if output.view is not None:
+                own, cleared = output.view.take(source_slot, own, source.normalizer.index)
+            self._publish_fit(output_id, output, source_slot, source, own, cleared, now)
 
-    def keep(self, source_slot: int, source: Source, events: Sequence[AnyEvent]) -> None:
-        """Apply events of an expired source to the outputs' views without publishing them.
+    def keep(self, source_slot: int, source: Source, events: list[AnyEvent]) -> None:
+        """Apply the events of an expired source's newest batch to the outputs' views without publishing them.
 
         The source's blocks are cleared at the routers, because its engine is gone. A view is the separate index for
         routers whose keys have restricted rights. It stays up to date in case the engine comes back.
         """
         for _, output in self._fitted_of(source_slot):
             if output.view is not None:
-                output.view.take(source_slot, events, source.normalizer.index)
+                own = source.normalizer.filed.get(output.spec.profile.residencies, events)
+                output.view.take(source_slot, own, source.normalizer.index)
 
     def _fitted_of(self, source_slot: int) -> list[tuple[int, Output]]:
         """Return the outputs that may show the source in ``source_slot``, and whose routers need adapted batches.

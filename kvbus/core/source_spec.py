@@ -129,6 +129,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     clears: Literal["auto", "device", "all"] = "auto"
     max_blocks: int = 20_000_000
     max_groups: int = 64
+    max_owners: int = 64
     max_index_bytes: int = 2**32
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import UnsetType
 
@@ -39,6 +39,7 @@ class Reason(StrEnum):
     SELF_PARENT = "self_parent"
     UNKNOWN_MEDIUM = "unknown_medium"
     TOO_MANY_GROUPS = "too_many_groups"
+    TOO_MANY_OWNERS = "too_many_owners"
     INDEX_FULL = "index_full"
     CONFLICT = "conflict"
     OTHER_TOPIC = "other_topic"
@@ -69,6 +70,19 @@ class Filtered(StrEnum):
     OUTLIVED = "outlived"
     ODD_FIELD = "odd_field"
     TOPIC = "topic"
+
+
+Residencies = Literal["named", "worker", "one"]
+"""How routers of a family distinguish the residencies of a block that have the same group and medium.
+
+A residency is a place where the engine keeps a block: a group, a medium, a locality and an owner.
+
+``named``: each residency counts, under its own names. ``worker``: as ``named``, but a missing locality means ``LOCAL``.
+``one``: the routers do not know localities and owners, so all these residencies are one block for them.
+"""
+
+LOCAL: Final = "LOCAL"
+"""The locality of a block that the engine keeps on its own machine (vLLM 0.26 and later)."""
 
 
 class Refused(StrEnum):

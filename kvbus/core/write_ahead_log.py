@@ -129,11 +129,11 @@ class CacheEmptied(msgspec.Struct, tag=13, array_like=True, gc=False):
 class BlocksOutlived(msgspec.Struct, tag=14, array_like=True, gc=False):
     """The lifetime of the listed blocks has ended, so kvbus removes them: see :mod:`kvbus.core.lifetimes`.
 
-    Each block is given by its group, medium and hash.
+    Each block is given by its group, medium, locality, owner and hash.
     """
 
     source: int
-    blocks: list[tuple[int | None, str, int | bytes]]
+    blocks: list[tuple[int | None, str, str | None, str | None, int | bytes]]
 
 
 class Continued(msgspec.Struct, tag=15, array_like=True, gc=False):

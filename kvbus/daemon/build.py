@@ -86,6 +86,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         clears="all" if config.log_numbers else stream.clears,
         max_blocks=limits.max_blocks,
         max_groups=limits.max_groups,
+        max_owners=limits.max_owners,
         max_index_bytes=limits.max_index_bytes,
     )
 

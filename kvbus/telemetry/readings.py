@@ -92,6 +92,7 @@ class SourceReading(msgspec.Struct, frozen=True):
             blocks, and coarse blocks, whose tokens are also announced in smaller blocks.
         index_bytes: estimated memory of these blocks.
         groups: number of KV-cache groups for which the engine has stored blocks in this epoch.
+        owners: number of pairs of locality and owner for which the engine has stored blocks in this epoch.
         blocks: number of live blocks by medium, as announced to routers; zero if the source is expired.
         examples: description of the first batch, event or block that kvbus refused or left out, by reason.
     """
@@ -118,6 +119,8 @@ class SourceReading(msgspec.Struct, frozen=True):
     index_bytes_limit: int
     groups: int
     groups_limit: int
+    owners: int
+    owners_limit: int
     blocks: dict[str, int]
     examples: dict[str, str]
     stats: SourceStats
@@ -213,6 +216,8 @@ def read_source(source: Source) -> SourceReading:
         index_bytes_limit=spec.max_index_bytes,
         groups=normalizer.known_groups,
         groups_limit=spec.max_groups,
+        owners=normalizer.known_owners,
+        owners_limit=spec.max_owners,
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         examples=source.examples.copy(),
         stats=source.stats.copy(),
@@ -382,6 +387,8 @@ class LiveBlocks:
                     "parent": written(names[at - 1] if at else self._parent(chunk)),
                     "medium": chunk.meta.medium,
                     "group_idx": key[0],
+                    "locality": key[2],
+                    "ownership": key[3],
                     "block_size": size,
                     "token_ids": tokens[at * size : (at + 1) * size],
                     "copies": 1 + self._copies[key].get(chunk.hashes[at // pieces], 0),

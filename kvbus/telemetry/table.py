@@ -205,6 +205,12 @@ SOURCES: Final = (
     row("source_groups", "KV-cache groups whose blocks the engine has stored since its last restart.", "groups"),
     row("source_groups_limit", "Maximum number of KV-cache groups (limits.max_groups).", "groups_limit"),
     row(
+        "source_owners",
+        "Pairs of locality and owner under which the engine has stored blocks since its last restart.",
+        "owners",
+    ),
+    row("source_owners_limit", "Maximum number of pairs of locality and owner (limits.max_owners).", "owners_limit"),
+    row(
         "source_events_total",
         "Events received from the engine, by type.",
         lambda s: {"BlockStored": s.stats.stored, "BlockRemoved": s.stats.removed, "AllBlocksCleared": s.stats.cleared},

@@ -104,6 +104,7 @@ def test_defaults_equal_the_documented_defaults(read):
             "max_blocks": 20_000_000,
             "max_index_bytes": 4_294_967_296,
             "max_groups": 64,
+            "max_owners": 64,
             "max_held_bytes": 268_435_456,
             "max_request_bytes": 65_536,
             "max_unsent_bytes": 67_108_864,

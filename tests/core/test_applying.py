@@ -110,7 +110,7 @@ def test_applied_records_restore_the_state_of_the_relay(monkeypatch: pytest.Monk
     copy = store([7], tokens=[7], block_size=1)
     kept.live(7, copy, copy, removed([7]), publisher=ONE)
     kept.check_recovery()
-    assert 7 in kept.relay.sources[0].normalizer.index.tables[None, "GPU"].blocks
+    assert 7 in kept.relay.sources[0].normalizer.index.tables[None, "GPU", None, None].blocks
     kept.check_recovery()
     kept.live(8, store([8], tokens=[8], block_size=1, medium="CPU"), publisher=ONE)
     kept.take(Tick(7.0), after=3.0)
@@ -160,7 +160,7 @@ def test_a_restart_applies_the_remaining_parts_of_a_batch(monkeypatch: pytest.Mo
         again.apply_record(record, kept.now)
     assert again.recovery_finished(kept.now)
     assert again.take_commands() == []
-    assert list(again.sources[0].normalizer.index.tables[None, "GPU"].blocks) == [1]
+    assert list(again.sources[0].normalizer.index.tables[None, "GPU", None, None].blocks) == [1]
     while kept.relay.backlog:
         kept.take(Tick(1.0))
     assert again.outputs[0].streams[0].next_seq == kept.relay.outputs[0].streams[0].next_seq

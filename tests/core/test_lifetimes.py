@@ -114,7 +114,7 @@ def test_lifetimes_begin_again_after_a_restart_of_kvbus(engine):
     again = Lifetimes(frozenset({"CPU"}), 60.0, engine.script.source.normalizer.index)
     again.begin(100.0)
     assert (len(again), again.due(159.0)) == (2, [])
-    assert {place[1:] for place in again.due(160.0)} == {("CPU", 1), ("CPU", 2)}
+    assert {(medium, block) for _, medium, _, _, block in again.due(160.0)} == {("CPU", 1), ("CPU", 2)}
     assert not Lifetimes(frozenset({"CPU"}), 60.0, Index()).due(1e9)
 
 

@@ -92,8 +92,15 @@ STORES = {
     Reason.SELF_PARENT: store([5], 5),
     Reason.UNKNOWN_MEDIUM: store([5], medium="HBM"),
     Reason.TOO_MANY_GROUPS: store([5], group=3),
+    Reason.TOO_MANY_OWNERS: store([5], ownership="b"),
 }
 """For each reason to refuse a store, a store that is refused for it."""
+
+LIMITS: dict[Reason, dict[str, int]] = {
+    Reason.TOO_MANY_GROUPS: {"max_groups": 1},
+    Reason.TOO_MANY_OWNERS: {"max_owners": 0},
+}
+"""For the reasons that are limits, the setting of a source with which the store is refused."""
 
 
 def partial(script: Script) -> bool:
@@ -159,12 +166,12 @@ class TestFindings:
     @pytest.mark.parametrize("reason", STORES)
     def test_the_finding_names_the_reason_of_a_refused_store(self, reason: Reason):
         """A refused store makes its source partial, because the engine holds a block that routers do not get."""
-        script = LoggedScript(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
+        script = LoggedScript(**LIMITS.get(reason, {}))
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
         said, heals = self.finding_of(script)
         assert heals.startswith(("wait: the finding ends when the engine restarts", "raise the limit"))
-        if reason is not Reason.TOO_MANY_GROUPS:
+        if reason not in LIMITS:
             assert said == f"the blocks of refused stores are missing (reason {reason}, see docs/PROTOCOL.md)"
         script.hear(live(2, cleared()), tick(0.1))
         assert script.source.partial is (reason is Reason.UNKNOWN_MEDIUM), "a tier nobody knows of is not cleared"

@@ -48,6 +48,7 @@ EXAMPLE: dict[str, Any] = {
     "output": "kv",
     "outputs": "kv",
     "own": "'kv@a'",
+    "owners": 64,
     "path": "/var/lib/kvbus",
     "port": 5557,
     "prefix": "'kv@vllm'",

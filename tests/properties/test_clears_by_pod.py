@@ -136,7 +136,7 @@ class PodStage(Modelled):
     @property
     def truth(self) -> set[Any]:
         return {
-            (i, *key, block)
+            (i, *key[:2], block)
             for i, source in enumerate(self.relay.sources)
             if not source.expired
             for key, table in source.normalizer.index.tables.items()

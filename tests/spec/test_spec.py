@@ -64,7 +64,7 @@ def test_kvbus_reads_each_vector_as_the_specification_requires(name):
     for frames in vector.replay:
         relay.handle(ReplayReceived(0, requests[-1].request, frames), 0.0)
     tables = relay.sources[0].normalizer.index.tables
-    view = {(group, medium, block) for (group, medium), table in tables.items() for block in table.blocks}
+    view = {(group, medium, block) for (group, medium, _, _), table in tables.items() for block in table.blocks}
     assert view == set(vector.view)
 
 

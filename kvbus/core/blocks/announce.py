@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.chunk import Chunk, raw_or_unset
+from kvbus.core.blocks.chunk import Chunk, name_bytes, raw_or_unset
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, chunks_of
 from kvbus.core.blocks.live_order import PAUSE, Run, chains, in_order, keys_of, live_runs, tokens_of
 from kvbus.core.types import Hash
@@ -135,23 +135,36 @@ class StoreEventBuilder:
 def removals_of(index: Index) -> list[AnyEvent]:
     """Return the events that remove all blocks of an index from a router: children before their parents."""
     events: list[AnyEvent] = []
+    last: BlockRemoved | None = None
+    spelled: tuple[Any, ...] = ()
     for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
         for stop in range(end, first, -MAX_RUN):
             gone = tuple(reversed(names[max(first, stop - MAX_RUN) : stop]))
-            last = events[-1] if events else None
-            meta = chunk.meta
-            kind: type[BlockRemoved] = HashOnlyRemoved if chunk.hash_only else BlockRemoved
-            if (
-                isinstance(last, BlockRemoved)
-                and type(last) is kind
-                and (last.medium, last.group_idx) == (meta.medium, meta.group_idx)
-                and len(last.block_hashes) + len(gone) <= MAX_RUN
-            ):
+            if last is not None and spelled == spelling(chunk) and len(last.block_hashes) + len(gone) <= MAX_RUN:
                 last.block_hashes += gone
             else:
-                events.append(kind(gone, meta.medium, meta.group_idx))
+                spelled = spelling(chunk)
+                last = removal_of(spelled, gone)
+                events.append(last)
     return events
+
+
+def spelling(chunk: Chunk) -> tuple[Any, ...]:
+    """Return what determines the form of a removal of a chunk's blocks.
+
+    It is the medium, the group, the locality and the owner as the engine named them, and whether the engine announced
+    the blocks without tokens.
+    """
+    meta = chunk.meta
+    return meta.medium, meta.group_idx, name_bytes(meta.locality), name_bytes(meta.ownership), chunk.hash_only
+
+
+def removal_of(spelled: tuple[Any, ...], names: tuple[Hash, ...]) -> BlockRemoved:
+    """Return the removal of blocks by these names, in the form that :func:`spelling` returned for their chunk."""
+    medium, group_idx, locality, ownership, hash_only = spelled
+    kind: type[BlockRemoved] = HashOnlyRemoved if hash_only else BlockRemoved
+    return kind(names, medium, group_idx, raw_or_unset(locality), raw_or_unset(ownership))
 
 
 def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
@@ -166,7 +179,7 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
         if chunk.derived is None:
             if known:
                 fresh = [
-                    at for at in range(a, b) if not any(other.announces(*key, chunk.hashes[at]) for other in known)
+                    at for at in range(a, b) if not any(other.announces(*key[:2], chunk.hashes[at]) for other in known)
                 ]
                 yield from ((key, chunk, *run) for run in consecutive(fresh))
             else:

@@ -15,6 +15,9 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import decode_tokens, slice_array
 
+NULL: Final = b"\xc0"
+"""A msgpack null."""
+
 ITEM_BYTES: Final = 140
 """Number of bytes that kvbus assumes for a chunk, and the same number for each of the chunk's blocks.
 
@@ -175,6 +178,11 @@ def meta_of(event: BlockStored) -> Meta:
 def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
     """Return the msgpack bytes of a field that kvbus passes on unread; None if the event has no such field."""
     return None if raw is UNSET else bytes(raw)
+
+
+def name_bytes(raw: bytes | None) -> bytes | None:
+    """Return the msgpack bytes of a chunk's locality or owner; None if the engine sent null or no such field."""
+    return None if raw == NULL else raw
 
 
 def raw_or_unset(value: bytes | None) -> Raw:

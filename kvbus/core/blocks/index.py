@@ -1,8 +1,9 @@
 """The index of one source: the blocks that its engine's cache holds.
 
 Blocks of one event share one :class:`Chunk`. So each block costs only a dictionary entry, its hash and the bytes of its
-tokens. A block is found by ``(group_idx, medium)`` and then by its hash, because the same hash can be in several groups
-with different block sizes (vLLM 0.20 and later), and on several media at the same time.
+tokens. A block is found by its residency (group, medium, locality and owner) and then by its hash. The same hash can be
+in several groups with different block sizes (vLLM 0.20 and later), on several media at the same time, and there under
+several localities and owners (vLLM 0.26 and 0.30): the engine stores and removes each of them separately.
 
 A reader that needs the current blocks freezes the tables. Copying a million entries would stop the event loop for about
 20 ms. So the reader of a large table gets the dictionary itself, and further changes are stored in a :class:`Layer` on
@@ -19,11 +20,33 @@ from weakref import ref
 from msgspec import UNSET, Raw, structs
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest, carried_bytes, meta_of
-from kvbus.core.types import Hash
+from kvbus.core.types import LOCAL, UNKNOWN_MEDIUM, Hash, Residencies, medium_key
+from kvbus.core.wire.carried import text_of
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.encoding import value
 from kvbus.core.wire.schema import BlockStored
 
-TableKey = tuple[int | None, str]
-"""The key of a table of an index: the KV-cache group and the medium of the table's blocks."""
+TableKey = tuple[int | None, str, str | None, str | None]
+"""The key of a table of an index: the KV-cache group, the medium, the locality and the owner of the table's blocks.
+
+The locality and the owner are None if the engine names none.
+"""
+
+BlockKey = tuple[int | None, str, str | None, str | None, Hash]
+"""A block of one residency: the key of its table, and then its hash."""
+
+MERGED: Final[tuple[Residencies, ...]] = ("worker", "one")
+"""The ways to distinguish residencies in which some tables of an index are one table for routers."""
+
+
+def filed(key: TableKey, residencies: Residencies) -> TableKey:
+    """Return the key under which routers file the blocks of a table. Tables with equal keys are one table for them."""
+    if residencies == "one":
+        return (key[0], key[1], None, None)
+    if residencies == "worker" and key[2] == LOCAL:
+        return (key[0], key[1], None, key[3])
+    return key
+
 
 MAX_RUN: Final = 512
 """Maximum number of blocks in one chunk, and in one event that kvbus builds.
@@ -42,6 +65,16 @@ MAX_LAYERS: Final = 4
 
 If the number is reached, the table is copied completely when it is frozen the next time.
 """
+
+
+def key_of(event: AnyEvent) -> TableKey:
+    """Return the key of the table in which an index keeps the blocks of a store or a removal."""
+    return (
+        value(event, "group_idx"),
+        medium_key(value(event, "medium")) or UNKNOWN_MEDIUM,
+        text_of(value(event, "locality")),
+        text_of(value(event, "ownership")),
+    )
 
 
 class Layer(MutableMapping[Hash, Chunk]):
@@ -112,7 +145,7 @@ def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
 
 
 class Table:
-    """The live blocks of one group on one medium.
+    """The live blocks of one residency: of one group on one medium, with one locality and one owner.
 
     ``copies`` has the number of copies that the engine holds of each block besides the first one.
     """
@@ -146,6 +179,15 @@ class Table:
         If the table's blocks were cut into sub-blocks, it is the number of different sub-blocks.
         """
         return len(self.refs) or self.sub_blocks or len(self.blocks)
+
+    def announces(self, name: Hash) -> bool:
+        """Return whether routers that hash tokens know a live block, or a sub-block of one, by this hash.
+
+        A block with unknown tokens does not count. Do not use this method on a frozen copy with reblocked blocks,
+        because a frozen copy lacks their derived hashes.
+        """
+        chunk = self.blocks.get(name)
+        return (chunk is not None and chunk.derived is None and not chunk.hash_only) or name in self.refs
 
     def freeze(self) -> Table:
         """Return a table with the current blocks, which later changes of this table do not affect.
@@ -183,14 +225,14 @@ def _weight_of(meta: Meta) -> int:
 
 
 class Index:
-    """The live blocks of one source, in one table for each group and medium.
+    """The live blocks of one source, in one table for each residency (group, medium, locality and owner).
 
     Args:
         copied_below: number of blocks below which a table is copied for a state snapshot. Larger tables are shared with
             the snapshot.
 
     Attributes:
-        tables: the tables, by group and medium.
+        tables: the tables, by residency.
         media_names: the media that have a table.
         blocks: number of live blocks that were added by :meth:`put`.
         bytes: approximate memory of the chunks of these blocks, in bytes.
@@ -206,6 +248,7 @@ class Index:
         self.tables: dict[TableKey, Table] = {}
         self._of_group: dict[int | None, dict[TableKey, Table]] = {}
         self._of_medium: dict[str, dict[TableKey, Table]] = {}
+        self._of_place: dict[tuple[int | None, str], dict[TableKey, Table]] = {}
         self.media_names: AbstractSet[str] = self._of_medium.keys()
         self.blocks = 0
         self.bytes = 0
@@ -279,9 +322,9 @@ class Index:
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def table(self, group: int | None, medium: str) -> Table:
-        """Return the table of one group and medium. Create the table if there is none."""
-        key = (group, medium)
+    def table(self, group: int | None, medium: str, locality: str | None = None, owner: str | None = None) -> Table:
+        """Return the table of one residency. Create the table if there is none."""
+        key = (group, medium, locality, owner)
         table = self.tables.get(key)
         if table is None:
             table = Table(self._copied_below)
@@ -289,26 +332,40 @@ class Index:
         return table
 
     def _add(self, key: TableKey, table: Table) -> None:
-        group, medium = key
+        group, medium, _, _ = key
         self.tables[key] = table
+        self._of_place.setdefault((group, medium), {})[key] = table
         self._of_group.setdefault(group, {})[key] = table
         self._of_medium.setdefault(medium, {})[key] = table
 
     def _drop(self, key: TableKey) -> None:
-        group, medium = key
+        group, medium, _, _ = key
         del self.tables[key], self._of_group[group][key], self._of_medium[medium][key]
+        del self._of_place[group, medium][key]
+        if not self._of_place[group, medium]:
+            del self._of_place[group, medium]
         if not self._of_group[group]:
             del self._of_group[group]
         if not self._of_medium[medium]:
             del self._of_medium[medium]
 
     def tables_on(self, media: Iterable[str]) -> list[tuple[TableKey, Table]]:
-        """Return the keys and tables of all groups on these media."""
+        """Return the keys and tables of all residencies on these media."""
         return [each for medium in media for each in self._of_medium.get(medium, {}).items()]
 
     def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
-        """Return the keys and tables of all groups that hold this block on this medium."""
+        """Return the keys and tables of all residencies on this medium that hold this block."""
         return [(key, table) for key, table in self.tables_on((medium,)) if block in table.blocks]
+
+    def tables_at(self, group: int | None, medium: str) -> list[Table]:
+        """Return the tables of one group on one medium: one for each locality and owner that the engine names."""
+        return [*self._of_place.get((group, medium), {}).values()]
+
+    def siblings(self, key: TableKey, residencies: Residencies) -> list[tuple[TableKey, Table]]:
+        """Return the keys and tables of the other residencies that are one with ``key`` for routers."""
+        own = filed(key, residencies)
+        near = self._of_place.get(key[:2], {})
+        return [each for each in near.items() if each[0] != key and filed(each[0], residencies) == own]
 
     def find(self, group: int | None, block: Hash) -> Chunk | None:
         """Return the chunk that holds a block of this group on any medium; None if no medium holds the block."""
@@ -347,23 +404,18 @@ class Index:
     # -- names that routers know ---------------------------------------------------------------------------------------
 
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
-        """Return whether routers know a live block, or a sub-block of one, by this hash.
+        """Return whether routers know a block of this group on this medium by this hash: see :meth:`Table.announces`.
 
-        A block with unknown tokens does not count. The method is only for the profiles that count a block of several
-        ranks once. Their routers hash tokens, so kvbus does not send them a block without tokens.
-
-        Do not use this method on a frozen copy with reblocked blocks, because a frozen copy lacks their derived hashes.
+        The method is only for the profiles that count a block of several ranks once. Their routers distinguish neither
+        localities nor owners.
         """
-        table = self.tables.get((group, medium))
-        if table is None:
-            return False
-        chunk = table.blocks.get(name)
-        return (chunk is not None and chunk.derived is None and not chunk.hash_only) or name in table.refs
+        near = self._of_place.get((group, medium))
+        return near is not None and any(table.announces(name) for table in near.values())
 
     def names(self) -> Iterator[Hash]:
         """Yield the hashes by which routers know the live blocks.
 
-        A table has the blocks of one group on one medium. A hash that is in several tables is yielded several times.
+        A hash that is in several tables is yielded several times.
         """
         for table in self.tables.values():
             yield from table.refs
@@ -374,21 +426,41 @@ class Index:
     def media(self) -> dict[str, int]:
         """Return the number of live blocks on each medium."""
         counts: dict[str, int] = {}
-        for (_, medium), table in self.tables.items():
-            counts[medium] = counts.get(medium, 0) + len(table.blocks)
+        for key, table in self.tables.items():
+            counts[key[1]] = counts.get(key[1], 0) + len(table.blocks)
         return counts
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
-    def copy(self) -> Index:
-        """Return a frozen copy of the live blocks. Later changes of this index do not affect it.
+    def copy(self, residencies: Residencies = "named") -> Index:
+        """Return a frozen copy of the live blocks, as routers file them. Later changes of this index do not affect it.
 
         The copy shares the chunks with this index.
         """
         frozen = Index()
-        for key, table in self.tables.items():
+        tables = self.tables if residencies == "named" else self.filed(residencies).tables
+        for key, table in tables.items():
             frozen._add(key, table.freeze())
         return frozen
+
+    def filed(self, residencies: Residencies) -> Index:
+        """Return the live blocks as routers file them: tables that are one table for the routers are joined.
+
+        If there are none, return this index itself. Otherwise the result is a frozen copy.
+        """
+        if residencies == "named" or not any(self.siblings(key, residencies) for key in self.tables):
+            return self
+        joined = Index()
+        for key, table in self.tables.items():
+            own = filed(key, residencies)
+            known = joined.tables.get(own)
+            if known is None:
+                joined._add(own, table.freeze())
+            else:
+                known.blocks = dict(known.blocks)  # the frozen dictionary may be shared
+                _join(known.blocks, table)
+                known.sub_blocks += len(table.refs) or table.sub_blocks
+        return joined
 
     def given_up(self) -> Index:
         """Return a second index, which takes over the tables of this index.
@@ -405,6 +477,32 @@ class Index:
         """Merge the layers of every table that has no frozen copies any more, see :meth:`Table.merge_overlay`."""
         for table in self.tables.values():
             table.merge_overlay()
+
+
+def _join(blocks: dict[Hash, Chunk], table: Table) -> None:
+    """Add the blocks of a table to the blocks of another residency, so that routers get each block once."""
+    for block, chunk in table.blocks.items():
+        known = blocks.get(block)
+        if known is None or known.hash_only:
+            blocks[block] = chunk
+        elif (known.derived or chunk.derived) and _names(known, block) != _names(chunk, block):
+            # Routers know the block by other hashes in each residency, because it was cut after different parents. Keep
+            # both: one of them as a chunk of its own, under a hash that no engine uses.
+            other = known if chunk.derived is None else chunk
+            if other is known:
+                blocks[block] = chunk
+            at, names = other.hashes.index(block), _names(other, block)
+            parent = other.reblocked()[0][at * len(names) - 1] if at else other.out_parent
+            own = b"sub-blocks of " + repr(names).encode()
+            rest = Rest(other.extras, names, parent)
+            blocks[own] = Chunk((own,), parent, other.tokens_of(at, at + 1), other.meta, None, rest)
+
+
+def _names(chunk: Chunk, block: Hash) -> list[Hash]:
+    """Return the hashes by which routers know a block of a chunk: its own hash, or those of its sub-blocks."""
+    derived, per_block = chunk.reblocked()
+    first = chunk.hashes.index(block) * per_block
+    return derived[first : first + per_block] or [block]
 
 
 def chunks_of(table: Table) -> Iterator[Chunk]:

@@ -59,8 +59,9 @@ def in_order(index: Index) -> Iterator[Run]:
             yield key, *part
 
 
-def _table_order(key: TableKey) -> tuple[bool, str, int]:
-    return (key[1] != DEVICE_MEDIUM, key[1], -1 if key[0] is None else key[0])
+def _table_order(key: TableKey) -> tuple[bool, str, int, str, str]:
+    group, medium, locality, owner = key
+    return (medium != DEVICE_MEDIUM, medium, -1 if group is None else group, locality or "", owner or "")
 
 
 class _Walk:
@@ -166,7 +167,7 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
 
 
 class _Window:
-    """The runs of blocks of one group and medium that wait for the next block of their chain.
+    """The runs of blocks of one residency that wait for the next block of their chain.
 
     They wait in lists, one for each chain. The lists are in the order in which they were begun.
     """

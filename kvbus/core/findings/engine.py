@@ -420,6 +420,13 @@ INDEX_FULL: Final = problem(
     "({size:,}) or limits.max_groups ({groups:,})",
     "raise the limit that is reached; the finding ends when {ends}",
 )
+TOO_MANY_OWNERS: Final = problem(
+    "too_many_owners",
+    "limits.max_owners",
+    "partial: the stores of the engine name more than limits.max_owners ({owners:,}) pairs of locality and owner, or a "
+    "name of more than 256 characters; kvbus refuses stores with further pairs",
+    "raise the limit; the finding ends when {ends}",
+)
 TOKENLESS: Final = problem(
     "tokenless",
     "{at}.endpoint",

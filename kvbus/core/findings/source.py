@@ -68,6 +68,7 @@ _SAID_ELSEWHERE: Final = frozenset(
         Reason.INDEX_FULL,
         Reason.OTHER_TOPIC,
         Reason.TOO_MANY_GROUPS,
+        Reason.TOO_MANY_OWNERS,
         Reason.UNKNOWN_EVENT,
         REANNOUNCED,
         *_OWN_ROW,
@@ -229,6 +230,8 @@ def _left_out(source: Source, ends: str) -> Finding:
         return catalogue.INDEX_FULL(
             blocks=spec.max_blocks, size=spec.max_index_bytes, groups=spec.max_groups, ends=ends
         )
+    if Reason.TOO_MANY_OWNERS in refused:
+        return catalogue.TOO_MANY_OWNERS(owners=spec.max_owners, ends=ends)
     if refused == {Filtered.TOKENLESS}:
         return catalogue.TOKENLESS(at=at, ends=ends)
     if refused:

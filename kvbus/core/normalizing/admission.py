@@ -87,7 +87,7 @@ class Checked:
 
     Attributes:
         event: the store.
-        key: the group and medium of its blocks.
+        key: the residency of its blocks: group, medium, locality and owner.
         chunk: the blocks of the store with their tokens. It is None if the store has no tokens, or has more tokens than
             its hashes need, so that it is unknown which tokens belong to which block.
         extras: the fields of the store that :class:`BlockStored` does not define; None if there are none.
@@ -113,7 +113,7 @@ removal comes with the key of the table that it names, and a clear with None.
 class Admission:
     """The checks of one source's unusual events. ``Normalizer.apply`` checks the usual events itself.
 
-    The checks change the counters and what kvbus knows about the stream (groups, media, sizes), but no blocks.
+    The checks change the counters and what kvbus knows about the stream (groups, media, owners, sizes), but no blocks.
     """
 
     def __init__(self, cache: EngineCache, lanes: Lanes) -> None:
@@ -201,7 +201,7 @@ class Admission:
             return Filtered.NO_HASHES
         if not self._cache.stream.takes(type(event.block_hashes[0])):
             return Reason.HASH_KIND
-        return tokens if lane.known else Reason.TOO_MANY_GROUPS
+        return tokens if lane.beyond is None else lane.beyond
 
     def _extras_of(self, event: BlockStored, batch: Batch, at: int) -> Extras | None:
         """Replace values of a store that routers cannot read by readable values.

@@ -308,11 +308,10 @@ class BlockSizes:
                 sizes.fine = {sizes.medium}
         elif size == sizes.detector.size and medium not in sizes.fine:
             sizes.fine.add(medium)
-            table = self._index.tables.get((group, medium))
             # Until now, the engine stored only larger blocks on this medium, and kvbus cut them into sub-blocks. The
             # engine has now stored a block of the group's own size here. Such blocks repeat the sub-blocks, so learn
             # again.
-            self.relearned |= table is not None and len(table.refs) > 0
+            self.relearned |= any(table.refs for table in self._index.tables_at(group, medium))
         self._find_base()
 
     def _find_base(self) -> None:

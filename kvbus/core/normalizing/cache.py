@@ -7,17 +7,20 @@ makes no decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
-from kvbus.core.blocks.index import Index
+from kvbus.core.blocks.index import MERGED, Index
 from kvbus.core.normalizing.block_size import BlockSizes
 from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.left_out import SuppressedBlocks
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
-from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Reason
+from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Reason, Residencies
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import AllBlocksCleared
+
+MAX_OWNER_CHARS: Final = 256
+"""Maximum length of a locality or owner, in characters. kvbus refuses a store with a longer one."""
 
 
 class Stream:
@@ -27,6 +30,7 @@ class Stream:
         hash_kind: the kind of hash (integer or byte string) that most stores have had.
         lead: number of stores with this kind of hash beyond the number of stores with the other kind.
         groups: the groups with at least one store.
+        owners: the pairs of locality and owner with at least one store, without the pair of two missing names.
         no_prefix: the groups whose blocks a router cannot match with a prompt's prefix (sliding window, chunked local,
             mamba).
         media: the media that events have named.
@@ -40,6 +44,7 @@ class Stream:
         self.hash_kind: type = int
         self.lead = 0
         self.groups: set[int | None] = set()
+        self.owners: set[tuple[str | None, str | None]] = set()
         self.no_prefix: set[int | None] = set()
         self.media: set[str] = set()
         self.sizes = sizes
@@ -54,6 +59,19 @@ class Stream:
         if group not in self.groups and len(self.groups) < max_groups:
             self.groups.add(group)
         return group in self.groups
+
+    def knows_owner(self, locality: str | None, owner: str | None, max_owners: int) -> bool:
+        """Return whether a locality and an owner are one of the pairs that kvbus remembers for this source.
+
+        Remember a new pair if there are fewer than ``max_owners`` pairs and its names are short.
+        """
+        pair = (locality, owner)
+        if pair == (None, None) or pair in self.owners:
+            return True
+        if len(self.owners) >= max_owners or max(len(locality or ""), len(owner or "")) > MAX_OWNER_CHARS:
+            return False
+        self.owners.add(pair)
+        return True
 
     def takes(self, kind: type) -> bool:
         """Count a store with this kind of hash. Return whether most stores of the stream have had this kind.
@@ -83,7 +101,10 @@ class EngineCache:
         refused: medium and reason of each store that was refused. They are kept until the medium is cleared.
         leaving: the events to send for the current batch, in order. ``Removals`` adds its removals only before a store
             or at the end of the batch.
-        cleared: for each AllBlocksCleared in ``leaving``, a function that builds removals of the cleared blocks.
+        filed: the same events for routers that take some residencies of a block for one (module ``filing``), by the
+            way in which they distinguish residencies. It is empty if the engine has named no locality and no owner.
+        cleared: for each AllBlocksCleared in ``leaving``, a function that builds removals of the cleared blocks, as
+            routers file them.
         names_cleared: whether some output sends removals in place of an AllBlocksCleared.
     """
 
@@ -96,7 +117,8 @@ class EngineCache:
         self.left_out = SuppressedBlocks(stats, self.copies)
         self.refused: set[tuple[str, str]] = set()
         self.leaving: list[AnyEvent] = []
-        self.cleared: list[Callable[[], Sequence[AnyEvent]]] = []
+        self.filed: dict[Residencies, list[AnyEvent]] = {}
+        self.cleared: list[Callable[..., Sequence[AnyEvent]]] = []
         self.names_cleared = False
 
     @property
@@ -113,6 +135,10 @@ class EngineCache:
     def bytes(self) -> int:
         """Approximate memory that the remembered blocks of this source need, in bytes."""
         return self.index.bytes + self.left_out.bytes
+
+    def begin_filing(self) -> None:
+        """Begin the events of a new batch for routers that take some residencies of a block for one."""
+        self.filed.update((residencies, []) for residencies in MERGED)
 
     def refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
         """Count a refused store. It makes the source partial: the engine holds blocks that the index lacks."""
@@ -146,13 +172,14 @@ class EngineCache:
             and index.bytes + left_out.bytes + size <= spec.max_index_bytes
         )
 
-    def clear_leaves(self, removals: Callable[[], Sequence[AnyEvent]]) -> None:
+    def clear_leaves(self, removals: Callable[..., Sequence[AnyEvent]]) -> None:
         """Append an AllBlocksCleared to the outgoing events.
 
         ``removals`` is a function that builds removals of the cleared blocks, for outputs that send removals in place
-        of a clear.
+        of a clear. Its argument says how the routers distinguish residencies.
         """
-        self.leaving.append(AllBlocksCleared())
+        for events in (self.leaving, *self.filed.values()):
+            events.append(AllBlocksCleared())
         if self.names_cleared:
             self.cleared.append(removals)
 
@@ -168,7 +195,7 @@ class EngineCache:
             "coarse": [
                 [*key, block, copies] for key, table in self.left_out.coarse.items() for block, copies in table.items()
             ],
-            "intake": [hash_kinds, list(stream.no_prefix), list(stream.groups)],
+            "intake": [hash_kinds, list(stream.no_prefix), list(stream.groups), list(stream.owners)],
             "clears_all_tiers": stream.clears_all_tiers,
             "media": sorted(self.media),
             "presumed": stream.presumed,
@@ -182,12 +209,13 @@ class EngineCache:
         """
         stream = self.stream
         stream.sizes.load(data["granularity"])
-        for group, medium, block, copies in data["coarse"]:
-            self.left_out.add_coarse((group, medium), block, copies)
-        (integers, byte_strings), no_prefix, groups = data["intake"]
+        for group, medium, locality, owner, block, copies in data["coarse"]:
+            self.left_out.add_coarse((group, medium, locality, owner), block, copies)
+        (integers, byte_strings), no_prefix, groups, owners = data["intake"]
         stream.hash_kind, stream.lead = (bytes, byte_strings) if byte_strings else (int, integers)
         stream.no_prefix.update(no_prefix)
         stream.groups.update(groups)
+        stream.owners.update((locality, owner) for locality, owner in owners)
         stream.clears_all_tiers = data["clears_all_tiers"]
         stream.media |= set(data["media"])
         stream.presumed = data["presumed"]

@@ -126,5 +126,5 @@ class Clears:
             last = cache.index.given_up()
         self._removals.drop()  # the clear replaces the queued removals
         if not (cache.leaving and isinstance(cache.leaving[-1], AllBlocksCleared)):
-            cache.clear_leaves(lambda: removals_of(last))
+            cache.clear_leaves(lambda residencies="named": removals_of(last.filed(residencies)))
         cache.index.clear()

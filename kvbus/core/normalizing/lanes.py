@@ -1,9 +1,9 @@
-"""The lanes of one source: what holds for all stores of one group on one medium, as the engine spells them.
+"""The lanes of one source: what holds for all stores of one residency, as the engine spells them.
 
-Group, medium, kind and a few more fields of a store repeat from store to store. Everything that follows from them alone
-is decided when the lane is opened, and not for each store: the table of the index, whether routers get the blocks, and
-the fields that all chunks of the lane share. Block sizes are learned, so a lane also says which stores teach nothing
-new (:attr:`Lane.size`).
+Group, medium, locality, owner, kind and a few more fields of a store repeat from store to store. Everything that
+follows from them alone is decided when the lane is opened, and not for each store: the table of the index, whether
+routers get the blocks, and the fields that all chunks of the lane share. Block sizes are learned, so a lane also says
+which stores teach nothing new (:attr:`Lane.size`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from msgspec import UNSET, structs
 from kvbus.core.blocks.chunk import Meta, meta_of
 from kvbus.core.blocks.index import MAX_SHARED, TableKey
 from kvbus.core.normalizing.cache import EngineCache
-from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, medium_key
-from kvbus.core.wire.carried import odd_fields
+from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Reason, medium_key
+from kvbus.core.wire.carried import odd_fields, text_of
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 
 MAX_LANES: Final = 1024
@@ -24,28 +24,31 @@ MAX_LANES: Final = 1024
 
 
 class Lane:
-    """One group on one medium, as the engine spells it in its stores.
+    """One residency (group, medium, locality and owner), as the engine spells it in its stores.
 
     Attributes:
         key: the key of the table that holds the blocks.
         medium: the name of the medium as routers get it.
         unwanted: the reason for which kvbus leaves out all stores of the lane; None if it does not.
-        known: whether the group is one of the groups that kvbus remembers (``max_groups``).
-        has_usual: whether a store of the lane may be a usual one. It may not if its group or medium is unknown, or if
-            routers cannot read a field that the lane's stores share.
+        beyond: the reason for which kvbus refuses all stores of the lane, because their group or owner is beyond a
+            limit (``max_groups``, ``max_owners``); None if it does not.
+        has_usual: whether a store of the lane may be a usual one. It may not if its medium is unknown, if a limit is
+            reached, or if routers cannot read a field that the lane's stores share.
         size: the block size of the lane's usual stores: stores that teach kvbus nothing about block sizes, and whose
             blocks are sent unchanged. It is 0 while every store of the lane may teach something.
         most: maximum number of blocks of a usual store.
         meta: the shared fields of usual stores that name no adapter, salt or session.
     """
 
-    __slots__ = ("has_usual", "key", "known", "medium", "meta", "most", "size", "unwanted")
+    __slots__ = ("beyond", "has_usual", "key", "medium", "meta", "most", "size", "unwanted")
 
-    def __init__(self, key: TableKey, meta: Meta, unwanted: Filtered | None, *, known: bool, has_usual: bool) -> None:
+    def __init__(
+        self, key: TableKey, meta: Meta, unwanted: Filtered | None, beyond: Reason | None, *, has_usual: bool
+    ) -> None:
         self.key = key
         self.medium = meta.medium
         self.unwanted = unwanted
-        self.known = known
+        self.beyond = beyond
         self.has_usual = has_usual
         self.size = self.most = 0
         self.meta = meta
@@ -61,7 +64,10 @@ class Lanes:
         self._settled: dict[int | None, list[Lane]] = {}
         """The lanes of each group that have usual stores (:attr:`Lane.size`)."""
         self.removals: dict[tuple[Any, Any], TableKey] = {}
-        """The key of the table that a removal means, by the removal's medium and group as the engine spells them."""
+        """The key of the table that a removal means, by the removal's medium and group as the engine spells them.
+
+        Only removals that name no locality and no owner are listed.
+        """
 
     def of(self, event: BlockStored) -> Lane:
         """Return the lane of a store. If it is not open, open it."""
@@ -70,28 +76,32 @@ class Lanes:
 
     def table_of(self, event: BlockRemoved) -> TableKey:
         """Return the key of the table that a removal names, and remember that the engine uses its medium."""
-        key = (None if event.group_idx is UNSET else event.group_idx, self._note_medium(event.medium))
+        key = self._key(event)
+        sent: Any = event  # typed as Any: fields declared as Raw are UNSET if the engine left them out
         if len(self.removals) >= MAX_LANES:
             self.removals.clear()
-        if key[1] != UNKNOWN_MEDIUM:
+        if key[1] != UNKNOWN_MEDIUM and sent.locality is sent.ownership is UNSET:
             self.removals[event.medium, event.group_idx] = key
         return key
 
     def _open(self, name: tuple[Any, ...], event: BlockStored) -> Lane:
         cache = self._cache
-        key = (None if event.group_idx is UNSET else event.group_idx, self._note_medium(event.medium))
-        known = cache.stream.knows(key[0], cache.spec.max_groups)
+        key = self._key(event)
+        beyond = None if cache.stream.knows(key[0], cache.spec.max_groups) else Reason.TOO_MANY_GROUPS
         unwanted = None
         kind = event.kv_cache_spec_kind
         if key[1] in cache.spec.without_media:
             unwanted = Filtered.MEDIUM
         elif cache.spec.groups == "prefix" and isinstance(kind, str) and kind not in PREFIX_KINDS:
             unwanted = Filtered.GROUP
-            if known:
+            if beyond is None:
                 cache.stream.no_prefix.add(key[0])
+        elif beyond is None and not cache.stream.knows_owner(*key[2:], cache.spec.max_owners):
+            beyond = Reason.TOO_MANY_OWNERS
         kept = sum(len(each) for each in name if isinstance(each, str | bytes)) <= MAX_SHARED
-        usual = kept and known and key[1] != UNKNOWN_MEDIUM and not odd_fields(event, ("locality", "ownership"))
-        lane = Lane(key, meta_of(event), unwanted, known=known, has_usual=usual)
+        usual = kept and beyond is None and key[1] != UNKNOWN_MEDIUM
+        usual = usual and not odd_fields(event, ("locality", "ownership"))
+        lane = Lane(key, meta_of(event), unwanted, beyond, has_usual=usual)
         if kept:
             if len(self.opened) >= MAX_LANES:
                 for group in self._settled:
@@ -99,6 +109,11 @@ class Lanes:
                 self.opened.clear()
             self.opened[name] = lane
         return lane
+
+    def _key(self, event: BlockStored | BlockRemoved) -> TableKey:
+        """Return the key of the table that an event names, and remember that the engine uses its medium."""
+        group = None if event.group_idx is UNSET else event.group_idx
+        return group, self._note_medium(event.medium), text_of(event.locality), text_of(event.ownership)
 
     def _note_medium(self, medium: Any) -> str:
         """Remember that the engine uses a medium, unless the operator excludes it. Return the medium's index key."""
@@ -116,7 +131,7 @@ class Lanes:
             blocks: the number of blocks whose tokens the store has.
             tokens: whether the store has exactly the tokens of its blocks.
         """
-        sizes, (group, medium) = self._cache.stream.sizes, lane.key
+        sizes, (group, medium, _, _) = self._cache.stream.sizes, lane.key
         settled = self._settled.setdefault(group, [])
         before = sizes.groups[group].detector.steady if settled else None
         sizes.observe(group, medium, size, blocks, tokens=tokens)

@@ -61,7 +61,7 @@ class SuppressedBlocks:
     @property
     def media(self) -> set[str]:
         """The media on which the engine has a block that kvbus does not announce."""
-        return {*self.tails.media_names} | {medium for _, medium in self.coarse}
+        return {*self.tails.media_names} | {key[1] for key in self.coarse}
 
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
         """Return how many of a chunk's blocks are not remembered yet.
@@ -145,7 +145,8 @@ class SuppressedBlocks:
         """
         table = self.tails.tables.get(key)
         if table is None or block not in table.blocks:
-            holders = self.tails.tables_with(key[1], block) if key[0] is None else []
+            near = self.tails.tables_with(key[1], block) if key[0] is None else []
+            holders = [each for each in near if each[0][2:] == key[2:]]
             if len(holders) != 1:
                 return False
             table = holders[0][1]

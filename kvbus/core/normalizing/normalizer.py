@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 
 from kvbus.core.blocks.announce import announce
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import Index
+from kvbus.core.blocks.index import BlockKey, Index, TableKey
 from kvbus.core.normalizing import large_batches
 from kvbus.core.normalizing.admission import Admission, Checked, Step, check_hashes
 from kvbus.core.normalizing.block_size import BlockSizes, Treatment
 from kvbus.core.normalizing.cache import EngineCache, Stream
 from kvbus.core.normalizing.clears import Clears
+from kvbus.core.normalizing.filing import Filing
 from kvbus.core.normalizing.lanes import Lane, Lanes, lane_name
 from kvbus.core.normalizing.reblocking import Reblocking
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.stores import StoreApplier, ancestors, first_stores
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
-from kvbus.core.types import Filtered, Hash, Reason, medium_key
+from kvbus.core.types import Filtered, Hash, Reason, Residencies, medium_key
 from kvbus.core.wire.carried import keys_ok, odd_fields
 from kvbus.core.wire.codec import AnyEvent, clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
@@ -60,11 +61,18 @@ class Normalizer:
 
     def _begin(self, stream: Stream) -> None:
         self._cache = EngineCache(self.spec, self.stats, self.index, stream)
+        self.filed: dict[Residencies, list[AnyEvent]] = self._cache.filed
+        """The last batch's events for routers that take some residencies of a block for one.
+
+        They are listed by the way in which the routers distinguish residencies. The dictionary is empty if the engine
+        has named no locality and no owner: then all routers get the events that :meth:`apply` has returned.
+        """
         self._lanes = Lanes(self._cache)
         self._admission = Admission(self._cache, self._lanes)
         self._reblocking = Reblocking(self._cache)
-        self._removals = Removals(self._cache, self._reblocking)
-        self._stores = StoreApplier(self._cache, self._removals, self._reblocking)
+        self._filing = Filing(self._cache, self._reblocking)
+        self._removals = Removals(self._cache, self._reblocking, self._filing)
+        self._stores = StoreApplier(self._cache, self._removals, self._reblocking, self._filing)
         self.clears = Clears(self._cache, self._removals)
 
     # -- batch by batch --------------------------------------------------------------------------------------------
@@ -88,6 +96,8 @@ class Normalizer:
 
         # Check all events and learn block sizes from them, before any event is applied.
         steps, blocks = self._check(batch)
+        if cache.stream.owners:
+            cache.begin_filing()
         if sizes.relearned and (self.index.blocks or self.tails.blocks):
             self._removals.flush_all()
             self._reblocking.rebuild()
@@ -101,6 +111,8 @@ class Normalizer:
     def go_on(self) -> list[AnyEvent]:
         """Apply the next part of the last batch, and return the events that routers get."""
         self._cache.leaving, self._cache.cleared = [], []
+        if self._cache.stream.owners:
+            self._cache.begin_filing()
         return self._apply_part(self.parts.popleft())
 
     def _apply_part(self, steps: Sequence[Step]) -> list[AnyEvent]:
@@ -171,7 +183,9 @@ class Normalizer:
                     blocks += count
             elif type(event) is BlockRemoved:
                 stats.removed += 1
-                key = lanes.removals.get((event.medium, event.group_idx))
+                gone: Any = event  # typed as Any: see above
+                named = gone.locality is not UNSET or gone.ownership is not UNSET
+                key = None if named else lanes.removals.get((event.medium, event.group_idx))
                 if key is None or not event.block_hashes or check_hashes(event.block_hashes) is not None:
                     key = admission.removal(event)
                 if key is not None:
@@ -238,6 +252,8 @@ class Normalizer:
         if self._removals.waits:
             self._removals.flush()
         cache.leaving.append(event)
+        if cache.filed:
+            self._filing.store(lane.key, [event])
 
     def _clear(self, event: AllBlocksCleared) -> None:
         """Apply an AllBlocksCleared of a batch.
@@ -251,17 +267,17 @@ class Normalizer:
         )
         self._clears += everything
 
-    def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
-        """Remove blocks whose lifetime has ended, with all their copies. Return the removals to send.
-
-        ``blocks`` has the group, the medium and the hash of each block.
-        """
+    def outlived(self, blocks: Iterable[BlockKey]) -> list[AnyEvent]:
+        """Remove blocks whose lifetime has ended, with all their copies. Return the removals to send."""
         self._cache.leaving, self._cache.cleared = [], []
-        for group, medium, block in blocks:
-            table = self.index.tables.get((group, medium))
+        if self._cache.stream.owners:
+            self._cache.begin_filing()
+        for *names, block in blocks:
+            key = cast("TableKey", tuple(names))
+            table = self.index.tables.get(key)
             if table is not None and block in table.blocks:
                 table.copies.pop(block, None)
-                self._removals.remove_one((group, medium), block)
+                self._removals.remove_one(key, block)
                 self.stats.filtered[Filtered.OUTLIVED] += 1
         self._removals.finish(complete=not self.parts)
         return self._cache.leaving
@@ -301,7 +317,7 @@ class Normalizer:
         self._cache.names_cleared = needed
 
     @property
-    def cleared(self) -> list[Callable[[], Sequence[AnyEvent]]]:
+    def cleared(self) -> list[Callable[..., Sequence[AnyEvent]]]:
         """Functions that build removals of cleared blocks, one for each AllBlocksCleared among the last batch's events.
 
         The list is empty unless some output sends removals in place of clears (:attr:`names_cleared`).
@@ -340,6 +356,14 @@ class Normalizer:
     def known_groups(self) -> int:
         """Number of KV-cache groups that have had stores in this epoch. It does not exceed the limit ``max_groups``."""
         return len(self._cache.stream.groups)
+
+    @property
+    def known_owners(self) -> int:
+        """Number of pairs of locality and owner that have had stores in this epoch, besides the pair of missing names.
+
+        It does not exceed the limit ``max_owners``.
+        """
+        return len(self._cache.stream.owners)
 
     @property
     def full(self) -> bool:

@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from kvbus.core.blocks.announce import announce, out_parent, removals_of
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import TableKey
+from kvbus.core.blocks.index import MERGED, TableKey
 from kvbus.core.blocks.live_order import in_order
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.cache import EngineCache
@@ -87,8 +87,8 @@ class Reblocking:
     def rebuild(self) -> None:
         """Send a clear and announce all live blocks again, because kvbus has learned another block size."""
         cache, index, left_out = self._cache, self._cache.index, self._cache.left_out
-        known = removals_of(index) if cache.names_cleared else []
-        cache.clear_leaves(lambda: known)
+        known = {each: removals_of(index.filed(each)) for each in ("named", *MERGED)} if cache.names_cleared else {}
+        cache.clear_leaves(lambda residencies="named": known[residencies])
         cache.stats.rebuilds += 1
         treatment = cache.stream.sizes.treatment
         for key, table in index.tables.items():
@@ -105,6 +105,8 @@ class Reblocking:
         index.count()
         left_out.tails.count()
         cache.leaving.extend(announce(index))
+        for residencies, events in cache.filed.items():
+            events.extend(announce(index.filed(residencies)))
 
 
 def derive_chunk(chunk: Chunk, base: int, parent: Hash | None) -> list[Hash]:

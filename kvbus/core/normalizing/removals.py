@@ -1,37 +1,46 @@
 """Apply the removals of one source: remove blocks from the index immediately, and send removals to routers leaf first.
 
 A *run* consists of all removals up to the next store that is sent. kvbus sends the events of a run unchanged if each of
-them fulfils three conditions: it removes the last copies of live blocks, names their medium and group as the stores
-did, and has children before parents. Otherwise kvbus sends the removed blocks in new events, children before parents: a
+them fulfils three conditions: it removes the last copies of live blocks, names their residency as the stores did, and
+has children before parents. Otherwise kvbus sends the removed blocks in new events, children before parents: a
 router that keeps a tree (Dynamo) loses the descendants of a block that is removed before its children.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET
 
-from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.announce import removal_of, spelling
+from kvbus.core.blocks.chunk import Chunk, carried_bytes, name_bytes
 from kvbus.core.blocks.index import MAX_RUN, Table, TableKey
 from kvbus.core.normalizing.cache import EngineCache
 from kvbus.core.normalizing.copies import counts_left
+from kvbus.core.normalizing.filing import Filing
 from kvbus.core.normalizing.reblocking import Reblocking, SubBlocks
-from kvbus.core.types import Filtered, Hash
-from kvbus.core.wire.schema import BlockRemoved, HashOnlyRemoved
+from kvbus.core.types import LOCAL, Filtered, Hash
+from kvbus.core.wire.schema import BlockRemoved
 
 Gone = tuple[Hash, Hash | None]
 """The hash of a removed block, and the hash of its parent."""
+
+_Gone = dict[TableKey, dict[Hash, Chunk]]
+"""Removed blocks with their chunks, by table."""
+
+_HERE: Final = (None, LOCAL)
+"""Localities of blocks that the engine keeps on its own machine."""
 
 
 class Removals:
     """The handler of one source's removals: it removes blocks from the index, and queues removals for routers."""
 
-    def __init__(self, cache: EngineCache, reblocking: Reblocking) -> None:
+    def __init__(self, cache: EngineCache, reblocking: Reblocking, filing: Filing) -> None:
         self._cache = cache
         self._reblocking = reblocking
+        self._filing = filing
 
         # The removals since the last store that was sent to routers (the current run).
         self.waits = False
@@ -72,7 +81,7 @@ class Removals:
         # Fields declared as Raw are UNSET if the engine left them out. Any lets mypy accept the comparison with UNSET.
         removal: Any = event
         counts = None if removal.remaining_copy_counts is UNSET else counts_left(event)
-        unchanged = removal.locality is removal.ownership is removal.remaining_copy_counts is UNSET
+        unchanged = removal.remaining_copy_counts is UNSET
         usual = table is not None and counts is None and not cache.left_out.coarse
         gone = self._gone.setdefault(key, {}) if table is not None else {}
         last: Chunk | None = None
@@ -100,6 +109,8 @@ class Removals:
             if (hashes[position - 1] if position else chunk.parent) in gone:
                 self._children_first = False
             gone[block] = index.take(table, block)
+            if cache.filed:
+                self._filing.remove(key, block)
         if unchanged:
             self._events.append(event)
         else:
@@ -152,24 +163,30 @@ class Removals:
             self._reblocking.remove(key, chunk, block)
             return None
         self._gone.setdefault(key, {})[block] = chunk
+        self._filing.remove(key, block)
         return chunk
 
     def _meant(self, key: TableKey, block: Hash) -> TableKey | None:
         """Return the key of the table that holds the block which a removal names.
 
-        Return None if the removal names no group and several groups have the block, because it may mean any of them.
+        A missing locality and ``LOCAL`` stand for each other if only one of the two has the block. Return None if the
+        removal names no group and several groups have the block, because it may mean any of them.
         """
-        group, medium = key
-        if group is not None:
+        group, medium, locality, owner = key
+        if group is not None and locality not in _HERE:
             return key
         table = self._cache.index.tables.get(key)
         if table is not None and block in table.blocks:
             return key
-        holders = {each for each, _ in self._cache.index.tables_with(medium, block)}
-        holders |= self._cache.left_out.coarse_with(medium, block)
-        if key in holders or not holders:
+        near = {each for each, _ in self._cache.index.tables_with(medium, block)}
+        near |= self._cache.left_out.coarse_with(medium, block)
+        holders = {each for each in near if each[3] == owner and (each[0] == group or group is None)}
+        named = {each for each in holders if each[2] == locality}
+        if not named and locality in _HERE:
+            named = {each for each in holders if each[2] in _HERE}
+        if key in named or not named:
             return key
-        return holders.pop() if len(holders) == 1 else None
+        return named.pop() if len(named) == 1 else None
 
     def just_removed(self, group: int | None, block: Hash) -> Chunk | None:
         """Return the chunk of a block that the current batch has removed; None if the batch has not removed it."""
@@ -202,6 +219,7 @@ class Removals:
     def drop(self) -> None:
         """Forget the queued removals, because routers get an AllBlocksCleared in place of them."""
         self._begin_run()
+        self._filing.forget()
         self._reblocking.removed = {}
 
     def finish(self, *, complete: bool = True) -> None:
@@ -245,55 +263,65 @@ class Removals:
         """Queue the removals since the last store (the current run) for routers, and removals of ``sub_blocks``.
 
         The outgoing events are the engine's own, if these can be sent unchanged. Otherwise they are new events, made
-        for one table (a group on a medium) after the other.
+        for one table (a residency) after the other.
         """
         gone, events, as_they_came = self._gone, self._events, self._as_they_came and not sub_blocks
         children_first = self._children_first
         self._begin_run()
-        if as_they_came and children_first:
-            self._cache.leaving.extend(events)
-            return
-        orders: dict[TableKey, list[Hash]] = {}
-        for key in dict.fromkeys([*gone, *sub_blocks]):
-            pairs = _with_parents(gone.get(key, {}))
-            pairs += [(name, parent) for name, (parent, _) in sub_blocks.get(key, {}).items()]
-            orders[key] = leaf_first(pairs)
-        if as_they_came and all(orders[key] == list(blocks) for key, blocks in gone.items()):
-            self._cache.leaving.extend(events)
-            return
-        for key, order in orders.items():
-            chunks = gone.get(key, {}) | {name: chunk for name, (_, chunk) in sub_blocks.get(key, {}).items()}
-            self._leave(order, chunks)
-
-    def _leave(self, order: list[Hash], chunks: dict[Hash, Chunk]) -> None:
-        """Queue removals for routers, in the order ``order``. The blocks all belong to one group and lie on one medium.
-
-        Consecutive blocks whose medium and group the engine wrote in the same way share an event of up to
-        :data:`MAX_RUN` blocks.
-        """
-        for (medium, group_idx, hash_only), run in groupby(order, lambda block: _spelling(chunks[block])):
-            names = tuple(run)
-            kind: type[BlockRemoved] = HashOnlyRemoved if hash_only else BlockRemoved
-            for first in range(0, len(names), MAX_RUN):
-                self._cache.leaving.append(kind(names[first : first + MAX_RUN], medium, group_idx))
+        unchanged = as_they_came and children_first
+        if not unchanged:
+            orders = _orders(gone, sub_blocks)
+            unchanged = as_they_came and all(orders[key] == list(blocks) for key, blocks in gone.items())
+        self._cache.leaving.extend(events if unchanged else _built(orders, gone, sub_blocks))
+        for residencies, leaving in self._cache.filed.items():
+            if unchanged and not any(self._cache.index.siblings(key, residencies) for key in gone):
+                leaving.extend(events)
+                continue
+            last = self._filing.last(residencies, gone, sub_blocks)
+            leaving.extend(_built(_orders(*last), *last))
+        if self._cache.filed:
+            self._filing.forget()
 
 
-def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
-    """Return what determines the form of a removal of this chunk's blocks.
+def _orders(gone: _Gone, sub_blocks: dict[TableKey, SubBlocks]) -> dict[TableKey, list[Hash]]:
+    """Return the names of each table's removed blocks and sub-blocks in the order in which routers get them."""
+    orders: dict[TableKey, list[Hash]] = {}
+    for key in dict.fromkeys([*gone, *sub_blocks]):
+        pairs = _with_parents(gone.get(key, {}))
+        pairs += [(name, parent) for name, (parent, _) in sub_blocks.get(key, {}).items()]
+        orders[key] = leaf_first(pairs)
+    return orders
 
-    It is the medium, the group, and whether the engine announced the blocks without tokens.
+
+def _built(
+    orders: dict[TableKey, list[Hash]], gone: _Gone, sub_blocks: dict[TableKey, SubBlocks]
+) -> Iterator[BlockRemoved]:
+    """Yield the removals of blocks and sub-blocks, table by table, in the order ``orders``.
+
+    Consecutive blocks whose residency the engine wrote in the same way share an event of up to :data:`MAX_RUN` blocks.
     """
-    return chunk.meta.medium, chunk.meta.group_idx, chunk.hash_only
+    for key, order in orders.items():
+        chunks = gone.get(key, {}) | {name: chunk for name, (_, chunk) in sub_blocks.get(key, {}).items()}
+        for spelled, run in groupby(order, lambda block: spelling(chunks[block])):  # noqa: B023 - read at once
+            names = tuple(run)
+            for first in range(0, len(names), MAX_RUN):
+                yield removal_of(spelled, names[first : first + MAX_RUN])
 
 
 def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
     """Return whether an engine's removal has the same form as kvbus's own removal of this chunk's blocks would have.
 
-    It has the same form if medium and group are the same and the tokens of the blocks are known. Without known tokens,
-    kvbus's removal is of the type HashOnlyRemoved, which no engine sends.
+    It has the same form if it names the residency in the same way, and the tokens of the blocks are known. Without
+    known tokens, kvbus's removal is of the type HashOnlyRemoved, which no engine sends.
     """
     meta = chunk.meta
-    return meta.medium == event.medium and meta.group_idx == event.group_idx and not chunk.hash_only
+    if meta.medium != event.medium or meta.group_idx != event.group_idx or chunk.hash_only:
+        return False
+    sent: Any = event
+    if meta.locality is meta.ownership is None:
+        return sent.locality is sent.ownership is UNSET
+    names = carried_bytes(event.locality), carried_bytes(event.ownership)
+    return names == (name_bytes(meta.locality), name_bytes(meta.ownership))
 
 
 # -- children before parents -------------------------------------------------------------------------------------------

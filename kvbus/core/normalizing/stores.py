@@ -18,6 +18,7 @@ from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.normalizing.admission import Checked, Step
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.cache import EngineCache
+from kvbus.core.normalizing.filing import Filing
 from kvbus.core.normalizing.reblocking import Reblocking
 from kvbus.core.normalizing.removals import Removals, leaf_first
 from kvbus.core.types import Filtered, Hash, Reason
@@ -29,10 +30,11 @@ from kvbus.core.wire.tokens import divide, joined
 class StoreApplier:
     """The rules for one source's unusual stores. ``Normalizer._put`` applies the usual stores itself."""
 
-    def __init__(self, cache: EngineCache, removals: Removals, reblocking: Reblocking) -> None:
+    def __init__(self, cache: EngineCache, removals: Removals, reblocking: Reblocking, filing: Filing) -> None:
         self._cache = cache
         self._removals = removals
         self._reblocking = reblocking
+        self._filing = filing
 
     def apply(self, step: Checked) -> None:
         """Apply a store that is not a usual one of its lane."""
@@ -47,7 +49,8 @@ class StoreApplier:
         Use the tokens that its blocks have on another medium. If no medium has them, apply the store without tokens. If
         the store has no block size either, only count it.
         """
-        cache, event, extras, (group, medium) = self._cache, step.event, step.extras, step.key
+        cache, event, extras = self._cache, step.event, step.extras
+        group, medium = step.key[:2]
         runs = tokens_elsewhere(event, group, cache.index, self._removals)
         if not runs and event.block_size:
             cache.note(Filtered.HASH_ONLY, medium)
@@ -62,7 +65,7 @@ class StoreApplier:
 
     def apply_chunk(self, key: TableKey, chunk: Chunk) -> None:
         """Apply a store: add its new blocks to the index, or leave it out because of its block size or its parent."""
-        cache, (group, medium) = self._cache, key
+        cache, (group, medium, _, _) = self._cache, key
         treatment = cache.stream.sizes.treatment(key, chunk)
         if treatment is Treatment.REJECT:
             cache.refuse(Reason.BLOCK_SIZE, medium)
@@ -124,7 +127,7 @@ class StoreApplier:
 
         A store whose parent is unknown is applied unless the operator has configured that it is dropped.
         """
-        cache, (group, medium) = self._cache, key
+        cache, (group, medium, _, _) = self._cache, key
         if parent is None:
             return True
         if parent in hashes and parent not in table.blocks:
@@ -165,6 +168,8 @@ class StoreApplier:
         if stores:
             self._removals.flush()
             self._cache.leaving.extend(stores)
+            if self._cache.filed:
+                self._filing.store(key, stores)
 
 
 def first_stores(steps: Sequence[Step], at: int) -> dict[tuple[int | None, Hash], int]:

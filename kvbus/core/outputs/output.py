@@ -23,7 +23,8 @@ class Output:
         self.merged = spec.merged
         self.stats = NumberingStats()
         rights = spec.rights
-        self.view = TenantIndex(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
+        limited = rights.loras is not None or rights.salts is not None
+        self.view = TenantIndex(rights, self.stats, spec.profile.residencies) if limited else None
         """The blocks that this output's routers may read; None if they may read all blocks."""
         self.hidden = set(spec.hidden or ())
         """Slots of the sources that this output's routers may not see."""
@@ -68,6 +69,10 @@ class Output:
     def index_of(self, i: int, source: Source) -> Index:
         """Return the index with those blocks of the source in slot ``i`` that this output's routers may read."""
         return source.normalizer.index if self.view is None else self.view.index(i)
+
+    def filed(self, i: int, source: Source) -> Index:
+        """Return the index of :meth:`index_of`, with residencies joined that this output's routers take for one."""
+        return self.index_of(i, source).filed(self.spec.profile.residencies)
 
     @property
     def served_streams(self) -> dict[int, OutputStream]:

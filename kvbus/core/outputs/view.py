@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any, Final, cast
 
 from kvbus.core.blocks.announce import removals_of
-from kvbus.core.blocks.index import Index
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index, Table, filed, key_of
 from kvbus.core.outputs.spec import Rights
 from kvbus.core.stats import NumberingStats
-from kvbus.core.types import Hash, medium_key
+from kvbus.core.types import Hash, Residencies
 from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import changed, decode_value, hashes_of, is_store, value
@@ -33,13 +34,15 @@ class TenantIndex:
 
     Args:
         rights: limits on the blocks that the routers may read.
+        residencies: how the routers distinguish residencies of a block.
         stats: the counters of the events that are left out.
     """
 
-    def __init__(self, rights: Rights, stats: NumberingStats) -> None:
+    def __init__(self, rights: Rights, stats: NumberingStats, residencies: Residencies = "named") -> None:
         self._loras = None if rights.loras is None else re.compile(rights.loras)
         self._salts = rights.salts
         self._stats = stats
+        self._residencies = residencies
         self.indexes: dict[int, Index] = {}
         """The permitted blocks of each source, by the source's slot.
 
@@ -72,7 +75,7 @@ class TenantIndex:
 
         Args:
             slot: the slot of the source.
-            events: the events that routers with all rights get, in order.
+            events: the events that such routers with all rights get, in order.
             known: every live block of the source.
 
         Returns:
@@ -90,10 +93,10 @@ class TenantIndex:
                 kept.append(event)
             elif is_store(event):
                 if self._takes(event, index, known):
-                    _put(index, event)
+                    self._put(index, event)
                     kept.append(event)
             else:
-                left = _remove(index, event)
+                left = self._remove(index, event)
                 if left is not None:
                     kept.append(left)
         return kept, cleared
@@ -135,6 +138,26 @@ class TenantIndex:
             return True
         return None
 
+    def _table(self, index: Index, event: AnyEvent) -> Table:
+        """Return the table of ``index`` for the blocks of an event, as the routers file them."""
+        return index.table(*filed(key_of(event), self._residencies))
+
+    def _put(self, index: Index, event: AnyEvent) -> None:
+        """Add the blocks of a store to ``index``, which holds one source's blocks in the view."""
+        self._table(index, event).blocks.update(dict.fromkeys(hashes_of(event), _stored(index, event)))
+
+    def _remove(self, index: Index, event: AnyEvent) -> AnyEvent | None:
+        """Apply a removal to ``index``, which holds one source's blocks in the view.
+
+        Return the event with only the blocks that the index had; None if it had none of them.
+        """
+        blocks = self._table(index, event).blocks
+        hashes = hashes_of(event)
+        gone: tuple[Hash, ...] = tuple(block for block in hashes if blocks.pop(block, None) is not None)
+        if len(gone) == len(hashes):
+            return event
+        return changed(event, {"block_hashes": gone}) if gone else None
+
 
 def root_salt(event: AnyEvent) -> str | None:
     """Return the cache salt in the extra keys of a store's first block; None if there is no salt.
@@ -153,8 +176,8 @@ def root_salt(event: AnyEvent) -> str | None:
     return texts[-1] if texts else None
 
 
-def _put(index: Index, event: AnyEvent) -> None:
-    """Add the blocks of a store to ``index``, which holds one source's blocks in the view."""
+def _stored(index: Index, event: AnyEvent) -> Chunk:
+    """Return a chunk with the blocks of a store, for ``index``, which holds one source's blocks in the view."""
     extras: dict[str, Any] = {}
     if isinstance(event, dict):
         known = readable(event)
@@ -166,24 +189,4 @@ def _put(index: Index, event: AnyEvent) -> None:
         stored: BlockStored = BlockStored(**{name: known[name] for name in known if name in _FIELDS})
     else:
         stored = cast("BlockStored", event)
-    table = index.table(value(stored, "group_idx"), _medium(stored))
-    table.blocks.update(dict.fromkeys(stored.block_hashes, index.chunk_of(stored, extras)))
-
-
-def _remove(index: Index, event: AnyEvent) -> AnyEvent | None:
-    """Apply a removal to ``index``, which holds one source's blocks in the view.
-
-    Return the event with only the blocks that the index had; None if it had none of them.
-    """
-    table = index.tables.get((value(event, "group_idx"), _medium(event)))
-    if table is None:
-        return None
-    hashes = hashes_of(event)
-    gone: tuple[Hash, ...] = tuple(block for block in hashes if table.blocks.pop(block, None) is not None)
-    if len(gone) == len(hashes):
-        return event
-    return changed(event, {"block_hashes": gone}) if gone else None
-
-
-def _medium(event: AnyEvent) -> str:
-    return medium_key(value(event, "medium")) or ""
+    return index.chunk_of(stored, extras)

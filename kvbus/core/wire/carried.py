@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.types import MAX_TOKEN_ID
 from kvbus.core.wire.schema import CARRIED, BlockStored, Extras, Small
@@ -34,6 +34,17 @@ The fields in :data:`CARRIED` are passed on, too, but stay raw msgpack.
 
 _TELL_APART: Final = frozenset({"lora_name", "cache_salt"})
 _KNOWN: Final = frozenset(BlockStored.__struct_fields__)
+
+
+def text_of(raw: Raw | UnsetType | None) -> str | None:
+    """Return the text in an undecoded field of an event; None if the field is missing, null, or of another type."""
+    if raw is UNSET or raw is None:
+        return None
+    try:
+        text: str | None = _decode_text(raw)
+    except _ERRORS:
+        return None
+    return text
 
 
 def lookahead_ok(raw: Raw | bytes, count: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, structs
 
-from kvbus.core.types import Hash
+from kvbus.core.types import Hash, Residencies
 from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import (
@@ -135,6 +135,11 @@ class Profile(msgspec.Struct, frozen=True):
 
     kvbus sends it only the first group whose blocks form prefixes, and leaves out the number of the group.
     """
+    residencies: Residencies = "named"
+    """How the router distinguishes the residencies of a block on one medium.
+
+    They have different localities or owners. A router that knows these fields gets each residency under its own names.
+    """
     topics: Topics = "any"
     one_stream: str = ""
     """The reason why the router cannot read several streams on one connection, as the end of a sentence.
@@ -193,20 +198,22 @@ _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL),
-    "dynamo": Profile(_DYNAMO, reads_arrays=True, filled_replay=False, short_seqs=True),
-    "dynamo-plane": Profile(_DYNAMO_PLANE, one_group=True),
+    "dynamo": Profile(_DYNAMO, residencies="worker", reads_arrays=True, filled_replay=False, short_seqs=True),
+    "dynamo-plane": Profile(_DYNAMO_PLANE, residencies="worker", one_group=True),
     "llm-d": Profile(
         Wire(strict=True, fill_kinds=True, fold_pairs=True, drop_adapter_key=True),
         reads_arrays=True,
         late_replay=False,
         clears="pod",
         topics="pod and model",
+        residencies="one",
     ),
     "llm-d-sglang": Profile(
         Wire("array", strict=True, fold_pairs=True, drop_adapter_key=True),
         late_replay=False,
         clears="pod",
         topics="pod and model",
+        residencies="one",
     ),
     "aibrix": Profile(
         Wire("array", strict=True, one_block=True),
@@ -215,8 +222,9 @@ PROFILES: Final[dict[str, Profile]] = {
         one_copy=True,
         one_stream="identify a worker by its connection, so each worker needs its own connection",
         short_seqs=True,
+        residencies="one",
     ),
-    "sglang": Profile(_STRICT, framing="3"),
+    "sglang": Profile(_STRICT, framing="3", residencies="one"),
     "vllm-router": Profile(
         _STRICT,
         filled_replay=False,
@@ -224,6 +232,7 @@ PROFILES: Final[dict[str, Profile]] = {
         one_stream="accept only batches without a topic",
         max_events=4096,
         max_bytes=16 * _MIB,
+        residencies="one",
     ),
     "smg": Profile(
         _STRICT,
@@ -235,6 +244,7 @@ PROFILES: Final[dict[str, Profile]] = {
         one_stream="keep one seq for each connection",
         short_seqs=True,
         max_bytes=4 * _MIB,
+        residencies="one",
     ),
     "kthena": Profile(
         Wire("array", strict=True, fold_hashes=True, fold_pairs=True),
@@ -244,8 +254,9 @@ PROFILES: Final[dict[str, Profile]] = {
         one_group=True,
         topics="kv-events",
         one_stream="assign all blocks to the pod that they run in, so each pod needs its own connection",
+        residencies="one",
     ),
-    "mooncake": Profile(Wire(strict=True, drop_group=True), one_group=True),
+    "mooncake": Profile(Wire(strict=True, drop_group=True), one_group=True, residencies="one"),
 }
 """The profiles, by the name in the setting ``outputs[].profile``.
 

@@ -66,7 +66,7 @@ def run(history: list[list[dict[str, Any]]], duplicates: Any) -> tuple[Any, ...]
     tables = {
         key: (set(each.blocks), dict(each.copies)) for key, each in normalizer.index.tables.items() if each.blocks
     }
-    assert {(*key, block) for key, (held, _) in tables.items() for block in held} == set(router.blocks)
+    assert {(*key[:2], block) for key, (held, _) in tables.items() for block in held} == set(router.blocks)
     return tables, stats.filtered, stats.rejected, stats.stored, stats.removed, stats.cleared, normalizer.refused
 
 

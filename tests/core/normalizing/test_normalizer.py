@@ -87,7 +87,7 @@ class TestReasons:
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE}
         of_messages |= {Reason.CONFLICT, Reason.OTHER_TOPIC}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}
-        of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
+        of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS, Reason.TOO_MANY_OWNERS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits
         others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
         others |= {
