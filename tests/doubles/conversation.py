@@ -7,6 +7,8 @@ A file has one JSON object in a line. The first line of a conversation names it.
 * ``{"cut": true}``: the live connection breaks. The router connects again.
 * ``{"pause": SECONDS}``: nothing is sent.
 * ``{"held": [HASH, …]}``: the blocks that the router then has.
+* ``{"ping": true}``: a ZMTP PING. In such a conversation, "held" also has ``odd``, the number of messages that were no
+  batch for the router, and ``commands``, the names of the ZMTP commands that the router has sent.
 
 Frames are in hex. ``tests.interop.conversations`` records real programs, and ``test_conversations`` plays the files to
 the doubles.
@@ -25,6 +27,7 @@ import zmq
 
 from tests.doubles.bus import eventually
 from tests.ports import free_ports
+from tests.transport.bare import BarePeer
 
 DATA: Final = Path(__file__).with_name("data")
 PATIENCE: Final = 30.0
@@ -114,6 +117,16 @@ class Speaker:
         identity = self.requests.popleft()[0]
         for message in messages:
             self._router.send_multipart([identity, *message])
+
+
+def play_to_peer(lines: list[Line], peer: BarePeer) -> Line:
+    """Send the batches and PINGs of a conversation on a bare ZMTP connection, and return its last line."""
+    for line in lines:
+        if "sent" in line:
+            peer.send(*raw(line["sent"]))
+        elif "ping" in line:
+            peer.command(b"PING", bytes(2))
+    return lines[-1]
 
 
 async def play(

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from tests.doubles import llmd
-from tests.doubles.conversation import Line, Speaker, conversations, play, raw
+from tests.doubles.bus import eventually
+from tests.doubles.conversation import Line, Speaker, conversations, play, play_to_peer, raw
 from tests.doubles.llmd import LlmdWithReplay
+from tests.doubles.ping_as_message import PingAsMessage
 from tests.doubles.socket_routers import ClearsByPod, NeverAsks
 from tests.doubles.stage import Checking, Llmd, Place, Stage, Trusting, UnfinishedError
+from tests.ports import free_port
+from tests.transport.bare import listening
 
 IDLE = 0.3
 COOLDOWN = 2.0
@@ -63,6 +67,19 @@ async def test_a_double_that_never_asks_does_as_llm_d_without_replay_did(
 ) -> None:
     with Speaker() as speaker:
         await play_to(double([speaker.live]), lines, speaker)
+
+
+@pytest.mark.parametrize("lines", cases("go-zeromq"))
+async def test_the_double_that_knows_no_commands_does_as_go_zeromq_did(lines: list[Line]) -> None:
+    port = free_port()
+    async with listening(port, b"PUB") as peers:
+        router = PingAsMessage(f"tcp://127.0.0.1:{port}")
+        await eventually(lambda: peers and peers[0].messages, "a subscription")
+        end = play_to_peer(lines, peers[0])
+        await eventually(lambda: router.hashes() == set(end["held"]), "the blocks")
+        assert router.odd == end["odd"]
+        assert [name.decode() for name in peers[0].commands] == end["commands"]
+        await router.close()
 
 
 class Recorded(Stage):

@@ -1,6 +1,6 @@
 """Record how a router's program takes scripted conversations: ``python -m tests.interop.conversations NAME [PROGRAM]``.
 
-NAME is a key of `PROGRAMS`. PROGRAM replaces its command. It must read and print the same lines of JSON. The recordings
+NAME is go-zeromq or a key of `PROGRAMS`. PROGRAM replaces its command. It must read and print the same lines of JSON. The recordings
 are the files of ``tests/doubles/data``, to which ``tests/doubles/test_conversations.py`` holds the doubles.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,9 +20,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tests.doubles.conversation import DATA, Line, Speaker, hexed
+from tests.doubles.bus import eventually
+from tests.doubles.child import Child
+from tests.doubles.conversation import DATA, Line, Speaker, hexed, play_to_peer
+from tests.ports import free_ports
+from tests.transport.bare import listening
 
 from .cache import BLOCK_SIZE, Block, Known, removed, stored
+from .go_peers import HOME_ENV, GoSubscriber
 from .kinds import KINDS, named_streams
 from .routers import Kind, Program, Router, Stream
 
@@ -258,5 +264,31 @@ async def record(name: str, command: str = "") -> None:
     DATA.joinpath(f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
+async def record_pings() -> None:
+    """Record how a subscriber on go-zeromq takes a PING between two batches."""
+    port, replay = free_ports(2)
+    sent = [[b"", seq.to_bytes(8, "big"), payload_of(f"+{seq + 1}", arrays=False)] for seq in range(2)]
+    lines: list[Line] = [{"sent": hexed(sent[0])}, {"ping": True}, {"sent": hexed(sent[1])}]
+    with tempfile.TemporaryDirectory() as directory:
+        async with listening(port, b"PUB") as peers:
+            command = [
+                str(Path(os.environ[HOME_ENV]) / "subscriber"),
+                *(f"tcp://127.0.0.1:{at}" for at in (port, replay)),
+            ]
+            child = Child("subscriber", command, Path(directory), piped=True)
+            await child.start()
+            program = GoSubscriber(child)
+            await eventually(lambda: peers and peers[0].messages, "a subscription")
+            play_to_peer(lines, peers[0])
+            await asyncio.sleep(1)
+            blocks = sorted(block for *_, block in program.live.blocks if isinstance(block, int))
+            commands = [name.decode() for name in peers[0].commands]
+            lines.append({"held": blocks, "odd": len(program.odd), "commands": commands})
+            await program.close()
+            await child.close()
+    lines.insert(0, {"conversation": "a PING between two batches", "program": "go-zeromq 0.17.0"})
+    DATA.joinpath("go-zeromq.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
 if __name__ == "__main__":
-    asyncio.run(record(*sys.argv[1:]))
+    asyncio.run(record_pings() if sys.argv[1] == "go-zeromq" else record(*sys.argv[1:]))
