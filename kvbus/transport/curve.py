@@ -14,15 +14,12 @@ import stat
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import zmq
 from zmq.utils import z85
 
 from kvbus.transport.grants import Client, Clients, GrantError, parse
-
-if TYPE_CHECKING:
-    from kvbus.transport.sockets import Socket
 
 KEY_BYTES: Final = 32
 KEY_CHARS: Final = 40
@@ -62,7 +59,7 @@ class Curve:
     server: bytes | None = None
     clients: Clients = field(default_factory=dict)
 
-    def as_client(self, socket: Socket) -> None:
+    def as_client(self, socket: zmq.Socket[bytes]) -> None:
         """Make a socket authenticate with these keys, and accept only a peer that owns the secret key of ``server``.
 
         Raises:
