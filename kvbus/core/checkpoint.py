@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Raw, UnsetType, structs
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import Index, Table, TableKey, chunks_of
@@ -97,8 +97,13 @@ def _tables(index: Index) -> list[tuple[TableKey, Table]]:
 
 def _chunks(address: list[Any], table: Table) -> Iterator[bytes]:
     rows: list[Any] = []
+    last, meta = None, Raw()
     for chunk in chunks_of(table):
-        rows.append(_chunk_row(table, chunk))
+        if chunk.meta is not last:  # most chunks have the same meta as the chunk before them
+            last = chunk.meta
+            values = structs.astuple(last)
+            meta = Raw(_encode([False if isinstance(value, UnsetType) else value for value in values]))
+        rows.append(_chunk_row(table, chunk, meta))
         if len(rows) == CHUNKS_PER_RECORD:
             yield _encode(["chunks", *address, rows])
             rows = []
@@ -106,8 +111,7 @@ def _chunks(address: list[Any], table: Table) -> Iterator[bytes]:
         yield _encode(["chunks", *address, rows])
 
 
-def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
-    meta = [False if isinstance(value, UnsetType) else value for value in structs.astuple(chunk.meta)]
+def _chunk_row(table: Table, chunk: Chunk, meta: Raw) -> list[Any]:
     return [
         chunk.hashes,
         chunk.parent,

@@ -160,7 +160,7 @@ class StateWriter:
         """Continue the checkpoint that is being written. If there is none, begin one if it is due.
 
         Return after about :data:`SLICE_SECONDS`. A checkpoint is due if the write-ahead log is larger than
-        ``checkpoint_after`` and larger than four times the last checkpoint. No checkpoint begins while batches wait to
+        ``checkpoint_after`` and larger than the last checkpoint. No checkpoint begins while batches wait to
         be handled, because the checkpoint would contain them as delivered.
         """
         relay = self._relay
@@ -172,7 +172,7 @@ class StateWriter:
             elif self.failed:
                 if self._clock() >= self._again:
                     self._try_again(relay)
-            elif self._log_bytes > max(self._store.checkpoint_after, 4 * self._checkpoint_bytes):
+            elif self._log_bytes > max(self._store.checkpoint_after, self._checkpoint_bytes):
                 self._begin_checkpoint()
         except StoreError as error:
             self.fail(error)
