@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import Final
@@ -142,22 +143,17 @@ class Daemon:
         self.outputs = Outputs(config, self.feed, self.clock.time, runtime.system)
         self.process.unsent_bytes = lambda: self.outputs.unsent.bytes
         self.process.unsent_limit = config.limits.max_unsent_bytes
-        self._commands: list[Command] = []
+        self._commands: deque[Command] = deque()
         """The relay's commands that the daemon has not carried out yet."""
-        self._carrying_out = False
-        self._unsent: list[float] = []
-        """The engines' timestamps of the batches that the next :meth:`flush` sends."""
         self.admin = AdminServer(self, credentials)
-        latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
             self.engine_sockets,
             self.feed,
-            self._feed_live,
+            self._take,
+            self._feed_record,
             self.flush,
-            latency,
             self.outputs.interposed,
             self.discovery.carrier,
-            runtime.stopwatch,
         )
         self.fronts = Fronts(self)
         self.changes = Changes(self)
@@ -393,56 +389,51 @@ class Daemon:
             self.carry_out(self.relay.take_commands())
             yield message
 
-    def _feed_live(self, event: RelayEvent) -> None:
-        """Pass one batch of a burst to the relay. After the burst, :meth:`flush` carries out the relay's commands."""
-        stats = self.relay.sources[event.source].stats if isinstance(event, BatchReceived) else None
-        before = stats and stats.last_batch
+    def _take(self, slot: int, messages: deque[list[bytes]]) -> None:
+        """Relay the messages that one wakeup has read from a source's live stream.
+
+        Args:
+            slot: the slot of the source.
+            messages: the frames of each message. Each message is removed before it is handled, so that after an error
+                the next wakeup continues with the remaining messages.
+        """
+        stopwatch, process = self.runtime.stopwatch, self.process
+        begin, now = stopwatch(), self.clock.time()
+        stats, handle = self.relay.sources[slot].stats, self.relay.handle
+        before = stats.last_batch
+        while messages:
+            self._commands += handle(BatchReceived(slot, messages.popleft()), now)
+        self.flush()
+        process.relay_latency.observe(stopwatch() - begin)
+        if stats.last_batch != before and isfinite(stats.last_batch):
+            process.batch_age.observe(max(0.0, self.runtime.wall_clock() - stats.last_batch))
+
+    def _feed_record(self, event: RelayEvent) -> None:
+        """Pass an event of a discoverer's burst to the relay. After the burst, :meth:`flush` sends the batches."""
         self._commands += self.relay.handle(event, self.clock.time())
-        if stats is not None and stats.last_batch != before:
-            self._unsent.append(stats.last_batch)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Add commands of the relay to the commands that are not yet carried out, and carry out all of them.
-
-        See :meth:`flush`.
-        """
+        """Carry out commands of the relay. See :meth:`flush`."""
         self._commands += commands
         self.flush()
 
     def flush(self) -> None:
-        """Commit the relay's records to disk, carry out its commands, and send the messages.
+        """Commit the relay's records to disk, reserve seqs, carry out the relay's commands, and send the batches.
 
-        A command may cause further records and commands. Therefore the daemon repeats the first two steps until there
-        is no command left, and sends only then. So the state that a message depends on is always on disk before the
-        message is sent.
+        Everything that a message depends on is on disk before the message is sent. No command calls the relay before it
+        returns: drivers and sockets report to the relay later, in their own callbacks. So no new record or command
+        appears meanwhile.
         """
-        if self._carrying_out:
-            return  # the running call of flush carries out the new commands too, after the earlier ones
-        self._carrying_out = True
-        try:
-            self._commit()
-            while self._commands:
-                commands, self._commands = self._commands, []
-                for command in commands:
-                    self._carry_out(command)
-                self._commit()
-        finally:
-            self._carrying_out = False
-        self.outputs.flush()
-        if self._unsent:
-            self._observe_age()
-
-    def _observe_age(self) -> None:
-        """Record, for a metric, how old the batches were when kvbus sent them."""
-        now = self.runtime.wall_clock()
-        for at in self._unsent:
-            if isfinite(at):
-                self.process.batch_age.observe(max(0.0, now - at))
-        self._unsent.clear()
-
-    def _commit(self) -> None:
         if self.state is not None:
             self.state.flush()
+        commands = self._commands
+        newest = {(each.output, each.stream): each.seq for each in commands if type(each) is Publish}
+        for (output, stream), seq in newest.items():
+            self.reservations.use(output, stream, seq)
+        while commands:
+            self._carry_out(commands.popleft())
+        for driver in self.outputs.drivers:
+            driver.flush()
 
     def catch_up(self) -> None:
         """Do all work that the relay has postponed so that the event loop stays responsive."""
@@ -451,9 +442,7 @@ class Daemon:
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
-            number = command.output
-            self.reservations.use(number, command.stream, command.seq)
-            self.outputs.drivers[self.views.all[number].output].publish(command)
+            self.outputs.drivers[self.views.all[command.output].output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
             self.driver_of(command.output).answer(command, self._messages(command.answer))
         elif isinstance(command, SendState):
@@ -475,7 +464,6 @@ class Daemon:
             self._bus_log.look(now)
             self.admin.look(now)
             if self.state is not None:
-                self.state.flush()
                 self.state.work()
                 self._show_state(self.state)
         finally:

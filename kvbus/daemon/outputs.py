@@ -64,11 +64,6 @@ class Outputs:
             for number, factory in enumerate(made)
         ]
 
-    def flush(self) -> None:
-        """Send the batches that were published since the previous call."""
-        for driver in self.drivers:
-            driver.flush()
-
     async def drain(self, seconds: float) -> None:
         """Wait until all replay answers are sent.
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import resource
 import sys
-import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
@@ -14,7 +14,6 @@ from kvbus.common.errors import BindError
 from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
-    BatchReceived,
     HandshakeFailed,
     Oversize,
     RelayEvent,
@@ -28,7 +27,6 @@ from kvbus.core.events import (
     Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
-from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.daemon.runtime import EngineSockets
@@ -36,7 +34,7 @@ from kvbus.parts.discovery.contract import Carrier
 from kvbus.transport.accepted import AcceptedStream, BoundStream
 from kvbus.transport.ingress import Events
 from kvbus.transport.interposed import Interposed, InterposedStream
-from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler
+from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
@@ -161,35 +159,34 @@ class SourceSockets:
     Args:
         sockets: creates the sockets.
         feed: called with each event except live batches: connections, answers and failures.
-        feed_live: called with each live batch, as an event. Batches arrive in bursts.
-        drained: called after each burst of batches.
-        latency: histogram of the seconds from the receipt of a batch until the daemon has passed the resulting messages
-            to the transport.
+        take: called with the slot and the messages that one wakeup has read from a source's live stream. It removes
+            each message from the deque before it handles the message.
+        feed_record: called with each event of a source that a discoverer delivers.
+        drained: called after each burst of such events.
         interposed: the ports that an output shares with its engines (``interpose``), by endpoint.
         carrier: returns the discoverer that delivers a source's batches; None for a source with a socket.
-        stopwatch: returns seconds since an arbitrary time, to measure the latency.
     """
 
     def __init__(
         self,
         sockets: EngineSockets,
         feed: Callable[[RelayEvent], None],
-        feed_live: Callable[[RelayEvent], None],
+        take: Callable[[int, deque[list[bytes]]], None],
+        feed_record: Callable[[RelayEvent], None],
         drained: Callable[[], None],
-        latency: Histogram,
         interposed: Mapping[str, Interposed] = _NONE,
         carrier: Callable[[SourceStream], Carrier | None] = lambda _: None,
-        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sockets = sockets
-        self._stopwatch = stopwatch
         self._feed = feed
-        self._feed_live = feed_live
+        self._take = take
+        self._feed_record = feed_record
         self._drained = drained
-        self._latency = latency
         self._interposed = interposed
         self._carrier = carrier
         self._live: dict[int, Subscription] = {}
+        self._bursts: dict[int, deque[list[bytes]]] = {}
+        """The messages that the current wakeup has read from each source's live stream."""
         self._streams: dict[int, SourceStream] = {}
         self._policies: dict[int, PeerPolicy] = {}
         self._requests: dict[tuple[int, int], Request] = {}
@@ -212,16 +209,17 @@ class SourceSockets:
         # Subscribe to all topics. Batches under other topics show that the configured topic is wrong, or that a second
         # publisher is at this endpoint.
         topics = (b"", ASKS_REPLAY) if stream.replay_endpoint else (b"",)
+        burst = self._bursts[slot] = deque[list[bytes]]()
         events = Events(
-            self._receiver(slot),
+            burst.append,
             self._connector(stream),
             self._refuser(stream),
             self._oversize(stream),
-            self._drained,
+            lambda: self._take_burst(slot),
         )
         carrier = self._carrier(stream)
         if carrier is not None:
-            self._live[slot] = _Carried(carrier, stream, self._feed_live, self._drained)
+            self._live[slot] = _Carried(carrier, stream, self._feed_record, self._drained)
             log.info("source %s: kvbus reads it from %s", stream.label, stream.endpoint, extra=stream.log_fields)
             return
         port = self._interposed.get(stream.endpoint)
@@ -253,21 +251,17 @@ class SourceSockets:
         if isinstance(live, BoundStream) and policy.curve is not None:
             live.allow(policy.curve.clients)
 
-    def _receiver(self, slot: int) -> Handler:
-        observe, feed = self._latency.observe, self._feed_live
-        clock = self._stopwatch
-
-        def received(frames: list[bytes]) -> None:
-            begin = clock()
-            feed(BatchReceived(slot, frames))
-            observe(clock() - begin)
-
-        return received
+    def _take_burst(self, slot: int) -> None:
+        """Pass on the messages that this wakeup has read. Call this before any other event of the same source."""
+        burst = self._bursts.get(slot)
+        if burst:
+            self._take(slot, burst)
 
     def _connector(self, stream: SourceStream) -> Callable[[bool], None]:
         def changed(up: bool) -> None:
             state = "connected" if up else "connection lost"
             log.info("source %s: %s", stream.label, state, extra=stream.log_fields)
+            self._take_burst(stream.index)
             self._feed(SourceUp(stream.index) if up else SourceDown(stream.index))
 
         return changed
@@ -283,6 +277,7 @@ class SourceSockets:
         def oversize() -> None:
             text = "source %s: a frame was larger than limits.max_frame_bytes; the connection was closed"
             log.warning(text, stream.label, extra=stream.log_fields)
+            self._take_burst(stream.index)
             self._feed(Oversize(stream.index))
 
         return oversize
@@ -357,6 +352,7 @@ class SourceSockets:
 
         def answered(frames: list[bytes]) -> None:
             nonlocal begun
+            self._take_burst(slot)
             if not begun and live is not None and live.unread:
                 self._feed(Unread(slot))
             begun = True
@@ -412,6 +408,8 @@ class SourceSockets:
         self._waiting = {key: command for key, command in self._waiting.items() if key[0] != slot}
         for source, request in [key for key in self._requests if key[0] == slot]:
             self._requests.pop((source, request)).close()
+        self._take_burst(slot)
+        self._bursts.pop(slot, None)
         live = self._live.pop(slot, None)
         if live is not None:
             live.close()

@@ -93,6 +93,8 @@ class SqliteStore:
         self._sync = sync
         self._boot = boot_id() if boot is None else boot
         self._head = self._new_head()
+        self._highest = 0
+        """The highest reservation that was written to the database."""
         mark = lock.read_mark()
         try:
             if lock.is_new and not self.database.files:
@@ -108,6 +110,7 @@ class SqliteStore:
             log.error("the disk of %s is full: kvbus continues without a state", directory)  # noqa: TRY400
             if mark is not None or self.database.files:
                 self._skip_ahead()
+        self._highest = self.reserved.highest
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class SqliteStore:
         """
         try:
             self.database.add_frame(body, payloads)
-            self._write_mark()
+            self._lock.write_mark(Mark(self._head.writes, self.database.last, self._highest, False))
         except FAULTS as error:
             self._fail(error)
 
@@ -302,7 +305,8 @@ class SqliteStore:
         self._write_mark()
 
     def _write_mark(self, *, given_up: bool = False) -> None:
-        self._lock.write_mark(Mark(self._head.writes, self.database.last, self.reserved.highest, given_up))
+        self._highest = self.reserved.highest
+        self._lock.write_mark(Mark(self._head.writes, self.database.last, self._highest, given_up))
 
     def _fail(self, error: Exception) -> None:
         """Delete the state after a failed write, to free its disk space. Keep the reservations.

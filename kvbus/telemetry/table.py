@@ -593,12 +593,13 @@ FINDING_LABELS: Final = ("severity", "kind", "name", "id")
 HISTOGRAMS: Final = (
     row(
         "relay_latency_seconds",
-        "Time from the receipt of a batch until kvbus hands it to the transport.",
+        "Time from the receipt of batches until kvbus hands them to the transport, once for each read of a socket.",
         "relay_latency",
     ),
     row(
         "batch_age_seconds",
-        "Time from the engine's timestamp of a live batch until kvbus sends the batch. Needs synchronized clocks.",
+        "Time from an engine's timestamp until kvbus sends the batch: the newest batch of each read of a socket. Needs "
+        "synchronized clocks.",
         "batch_age",
     ),
     row(

@@ -5,7 +5,9 @@ Each action or failure of an engine causes one event for the relay.
 
 from __future__ import annotations
 
+import asyncio
 import resource
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -29,7 +31,6 @@ from kvbus.core.events import (
     Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST
-from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.runtime import EngineSockets
@@ -53,17 +54,27 @@ class Opened:
         self.endpoint, self.replay, self.snapshot = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
         self.events: list[RelayEvent] = []
         self.bursts = 0
-        self.latency = Histogram((1.0,))
+        self.fails = False
+        """Whether the handling of each batch raises an error."""
         self.cancels: list[int] = []
         """Ids of replay requests that the test cancels as soon as an answer waits to be read."""
-        feed = self._fed
-        self.sockets = SourceSockets(sockets, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
+        self.sockets = SourceSockets(
+            sockets, self._fed, self._took, self._fed, self._drained, carrier=lambda _: carrier
+        )
 
     def _fed(self, event: RelayEvent) -> None:
         self.events.append(event)
         if isinstance(event, Unread):
             for number in self.cancels:
                 self.sockets.cancel(CancelReplay(3, number))
+
+    def _took(self, slot: int, messages: deque[list[bytes]]) -> None:
+        while messages:
+            event = BatchReceived(slot, messages.popleft())
+            if self.fails:
+                raise RuntimeError("a defect")
+            self.events.append(event)
+        self.bursts += 1
 
     def _drained(self) -> None:
         self.bursts += 1
@@ -134,9 +145,22 @@ async def test_connections_and_batches_are_events_of_the_slot(opened: Opened) ->
         await eventually(lambda: opened.events_of(BatchReceived) and opened.bursts, "a batch, and the end of its burst")
     await eventually(lambda: opened.events_of(SourceDown), "the end of the connection")
     assert opened.events == [SourceUp(3), BatchReceived(3, [b"", bytes(8), b"payload"]), SourceDown(3)]
-    assert sum(opened.latency.counts) == 1
     opened.sockets.close(3)
     assert not opened.sockets.is_open(3)
+
+
+async def test_an_error_drops_only_the_message_that_has_caused_it(opened: Opened) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    opened.open()
+    async with opened.engine() as engine:
+        await engine.wait_for_subscriber(60)
+        opened.fails = True
+        for payload in (b"0", b"1", b"2"):
+            engine.publish(payload)
+        await eventually(lambda: errors, "an error")
+        opened.fails = False
+        await eventually(lambda: len(errors) + len(opened.events_of(BatchReceived)) == 3, "the remaining batches")
 
 
 async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> None:

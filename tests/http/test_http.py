@@ -520,7 +520,8 @@ async def test_metrics_have_cumulative_histograms_with_consistent_sums():
         assert buckets == sorted(buckets)
         (count,) = [s.value for s in family.samples if s.name.endswith("_count")]
         (total,) = [s.value for s in family.samples if s.name.endswith("_sum")]
-        assert buckets[-1] == count == 50
+        assert buckets[-1] == count
+        assert 0 < count <= 50, "kvbus observes once for all batches of one read"
         assert total > 0
 
 

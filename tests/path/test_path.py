@@ -10,9 +10,9 @@ import pytest
 from tests.path.trace import trace_case
 
 BUDGET: Final = {
-    "1x1": {"calls": 89, "functions": 77, "modules": 44},
-    "8x8": {"calls": 138, "functions": 77, "modules": 44},
-    "late": {"functions": 194, "modules": 36},
+    "1x1": {"calls": 82, "functions": 73, "modules": 42},
+    "8x8": {"calls": 131, "functions": 73, "modules": 42},
+    "late": {"functions": 187, "modules": 33},
 }
 """Maximum number of calls, of different functions and of different modules in each case.
 

@@ -21,7 +21,6 @@ import zmq
 from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay
 from kvbus.core.events import RelayEvent, ReplayReceived, RequestSent, RequestWaits
-from kvbus.core.stats import Histogram
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.runtime import EngineSockets
 from kvbus.daemon.source_sockets import OF_REQUEST, OF_SOURCE, SourceSockets
@@ -106,7 +105,7 @@ async def ask_many() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     events: list[RelayEvent] = []
-    sockets = SourceSockets(EngineSockets(context), events.append, events.append, lambda: None, Histogram((1.0,)))
+    sockets = SourceSockets(EngineSockets(context), events.append, lambda *_: None, events.append, lambda: None)
     engine = context.socket(zmq.ROUTER)
     port = engine.bind_to_random_port("tcp://127.0.0.1")
     live, replay = "tcp://127.0.0.1:1", f"tcp://127.0.0.1:{port}"
