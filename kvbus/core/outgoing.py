@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import announce, blocks_in, removals_of
+from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import Command, Publish
 from kvbus.core.outputs.fitting import Cleared, fit, halves, in_batches
@@ -175,8 +175,14 @@ class Outgoing:
         self._send(output_id, stream_slot, payload, 1, now)
 
     def _send(self, output_id: int, stream_slot: int, payload: bytes, events: int, now: float) -> None:
-        """Append one batch of ``events`` events to an output's stream, and send it to the routers."""
+        """Append one batch of ``events`` events to an output's stream, and send it to the routers.
+
+        Raises:
+            AssertionError: the stream is read from a log, so kvbus must not number a batch of its own.
+        """
         stream = self._outputs[output_id].streams[stream_slot]
+        if stream.numbered:
+            raise AssertionError("the stream repeats the records of a log, so kvbus cannot append a batch of its own")
         seq = stream.append(payload, now, empty=not events)
         self.commands.append(Publish(output_id, stream_slot, stream.topic, seq, payload, events, stream.publisher_id))
 
@@ -232,7 +238,7 @@ class Outgoing:
         """
         filed = source.normalizer.filed
         if not filed:
-            for batch in in_batches(events, source.normalizer.block_size or 0, blocks_in(events)):
+            for batch in in_batches(events, source.normalizer.most_blocks):
                 self.publish(source_slot, source, batch, now)
         for each in self._plain if filed else ():
             self._publish_own(source_slot, source, filed.get(each[1].spec.profile.residencies, events), each, now)
@@ -243,7 +249,7 @@ class Outgoing:
         self, source_slot: int, source: Source, events: list[AnyEvent], output: tuple[int, Output], now: float
     ) -> None:
         """Publish events on one output, because its routers may get other events than the routers of other outputs."""
-        for batch in in_batches(events, source.normalizer.block_size or 0, blocks_in(events)):
+        for batch in in_batches(events, source.normalizer.most_blocks):
             self.publish(source_slot, source, batch, now, (output,))
 
     def publish(
@@ -309,7 +315,7 @@ class Outgoing:
         now: float,
     ) -> None:
         fitted = self._fit(output, source_slot, source, events, cleared)
-        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
+        for batch in in_batches(fitted, source.normalizer.most_blocks):
             self._publish_on(output_id, output, source_slot, source, batch, now)
 
     def _fit(

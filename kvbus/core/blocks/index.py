@@ -301,9 +301,9 @@ class Index:
         chunk.live += b - a
         self.blocks += b - a
 
-    def take(self, table: Table, block: Hash) -> Chunk:
-        """Remove a block from its table. Return the chunk that held the block."""
-        chunk = table.blocks.pop(block)
+    def take(self, blocks: MutableMapping[Hash, Chunk], block: Hash) -> Chunk:
+        """Remove a block from the ``blocks`` of its table. Return the chunk that held the block."""
+        chunk = blocks.pop(block)
         self.blocks -= 1
         chunk.live -= 1
         if not chunk.live:

@@ -29,6 +29,7 @@ import msgspec
 from msgspec import structs
 
 from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.compaction import most_blocks
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey
 from kvbus.core.types import DEVICE_MEDIUM
 
@@ -276,7 +277,9 @@ class BlockSizes:
 
     Attributes:
         groups: the sizes of each group, in the order of the groups' first stores.
-        base: number of tokens in the blocks that routers get, in the first group whose size is known; 0 if none is.
+        base: number of tokens in the blocks that routers get, in the first group whose size is known. Without such a
+            group, it is the configured size; 0 if there is none.
+        most_blocks: maximum number of these blocks in a batch that every router accepts.
         relearned: whether kvbus has learned something about block sizes, and would now announce earlier blocks
             differently. The caller announces them again, and sets this to False.
     """
@@ -285,7 +288,7 @@ class BlockSizes:
         self._pinned = pinned
         self._index = index
         self.groups: dict[int | None, GroupSizes] = {}
-        self.base = 0
+        self._find_base()
         self.relearned = False
 
     def observe(self, group: int | None, medium: str, size: int, blocks: int, *, tokens: bool) -> None:
@@ -315,7 +318,9 @@ class BlockSizes:
         self._find_base()
 
     def _find_base(self) -> None:
-        self.base = next((base for sizes in self.groups.values() if (base := sizes.detector.base)), 0)
+        known = (base for sizes in self.groups.values() if (base := sizes.detector.base))
+        self.base = next(known, self._pinned or 0)
+        self.most_blocks = most_blocks(self.base)
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
         """Return how kvbus treats a chunk's blocks: whether it sends, cuts, leaves out or refuses them.

@@ -151,7 +151,7 @@ class SuppressedBlocks:
                 return False
             table = holders[0][1]
         if not self._copies.take(table, block):
-            self.tails.take(table, block)
+            self.tails.take(table.blocks, block)
         self._stats.filtered[Filtered.TAIL] += 1
         return True
 

@@ -330,7 +330,12 @@ class Normalizer:
 
         Without such a group, it is the configured size; None if there is none.
         """
-        return self._cache.stream.sizes.base or self.spec.block_size
+        return self._cache.stream.sizes.base or None
+
+    @property
+    def most_blocks(self) -> int:
+        """Maximum number of the source's blocks in a batch that every router accepts."""
+        return self._cache.stream.sizes.most_blocks
 
     @property
     def engine_block_size(self) -> int:

@@ -8,7 +8,7 @@ router that keeps a tree (Dynamo) loses the descendants of a block that is remov
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -82,14 +82,19 @@ class Removals:
         removal: Any = event
         counts = None if removal.remaining_copy_counts is UNSET else counts_left(event)
         unchanged = removal.remaining_copy_counts is UNSET
-        usual = table is not None and counts is None and not cache.left_out.coarse
-        gone = self._gone.setdefault(key, {}) if table is not None else {}
+        blocks: MutableMapping[Hash, Chunk] = {}
+        copies: dict[Hash, int] = {}
+        gone: dict[Hash, Chunk] = {}
+        if table is not None:
+            gone = self._gone.setdefault(key, {})
+            if counts is None and not cache.left_out.coarse:
+                blocks, copies = table.blocks, table.copies
         last: Chunk | None = None
         position = 0
         self.waits = self.unfinished = True
         for at, block in enumerate(event.block_hashes):
-            chunk = table.blocks.get(block) if usual and table is not None else None
-            if table is None or chunk is None or block in table.copies or chunk.rest is not None:
+            chunk = blocks.get(block)
+            if chunk is None or block in copies or chunk.rest is not None:
                 if counts and cache.copies.leave(table, block, counts[at]):
                     continue
                 chunk = self._take(key, block)
@@ -108,7 +113,7 @@ class Removals:
                 position = hashes.index(block)
             if (hashes[position - 1] if position else chunk.parent) in gone:
                 self._children_first = False
-            gone[block] = index.take(table, block)
+            gone[block] = index.take(blocks, block)
             if cache.filed:
                 self._filing.remove(key, block)
         if unchanged:
@@ -154,7 +159,7 @@ class Removals:
 
     def _take_live(self, key: TableKey, table: Table, block: Hash) -> Chunk | None:
         """Remove a live block with all its copies. Return its chunk if routers know it by the engine's hash."""
-        chunk = self._cache.index.take(table, block)
+        chunk = self._cache.index.take(table.blocks, block)
         table.copies.pop(block, None)
         self.waits = self.unfinished = True
         self._children_first = False

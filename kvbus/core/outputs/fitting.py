@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from kvbus.core.blocks.announce import blocks_in
-from kvbus.core.blocks.compaction import most_blocks
 from kvbus.core.blocks.index import Index
 from kvbus.core.stats import NumberingStats
 from kvbus.core.types import medium_key
@@ -74,18 +73,16 @@ def fit(
     return events
 
 
-def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list[AnyEvent]]:
+def in_batches(events: list[AnyEvent], most: int) -> list[list[AnyEvent]]:
     """Divide events into batches that every router accepts.
 
     Args:
         events: the events, in order.
-        block_size: number of tokens in a block; 0 if it is unknown.
-        named: total number of blocks that the events store or remove.
+        most: maximum number of blocks that the events of a batch may store or remove.
     """
     if not events:
         return []
-    most = most_blocks(block_size)
-    if len(events) <= MAX_BATCH_EVENTS and named <= most:
+    if len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
         return [events]
     found: list[list[AnyEvent]] = []
     batch: list[AnyEvent] = []

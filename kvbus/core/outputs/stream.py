@@ -156,7 +156,7 @@ class OutputStream:
             self._state = self._new_journal()
         held_state = self.holds_state
         live = empty if known else payload
-        self._keep(live, now, live is empty)
+        self.append(live, now, empty=live is empty)
         if self._state is not None:
             self._state.append(seq, payload)
             if ends:
@@ -177,16 +177,7 @@ class OutputStream:
         return Journal(self.journal.max_batches, self.journal.max_bytes)
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
-        """Give a batch the next seq, and keep it for replays. Return the seq.
-
-        Raises:
-            AssertionError: the stream is read from a log, so kvbus must not number a batch of its own.
-        """
-        if self.numbered:
-            raise AssertionError("the stream repeats the records of a log, so kvbus cannot append a batch of its own")
-        return self._keep(payload, now, empty)
-
-    def _keep(self, payload: bytes, now: float, empty: bool) -> int:
+        """Give a batch the next seq, and keep it for replays. Return the seq."""
         seq = self.next_seq
         self.next_seq = seq + 1
         self.journal.append(seq, payload, empty=empty)
