@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.doubles import llmd
 from tests.doubles.bus import eventually
 from tests.doubles.conversation import Line, Speaker, conversations, play, play_to_peer, raw
+from tests.doubles.kthena import KthenaSidecar
 from tests.doubles.llmd import LlmdWithReplay
 from tests.doubles.ping_as_message import PingAsMessage
 from tests.doubles.socket_routers import ClearsByPod, NeverAsks
@@ -80,6 +82,18 @@ async def test_the_double_that_knows_no_commands_does_as_go_zeromq_did(lines: li
         assert router.odd == end["odd"]
         assert [name.decode() for name in peers[0].commands] == end["commands"]
         await router.close()
+
+
+@pytest.mark.parametrize("lines", cases("kthena"))
+def test_the_double_of_kthena_does_as_kthena_did(lines: list[Line]) -> None:
+    sidecar = KthenaSidecar()
+    for line in lines:
+        if "sent" in line:
+            topic, _, payload = raw(line["sent"])
+            with contextlib.suppress(ValueError):  # ValidationError is one, too
+                sidecar.take(topic, payload)
+        else:
+            assert sidecar.blocks.keys() == set(line["held"])
 
 
 class Recorded(Stage):

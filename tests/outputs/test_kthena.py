@@ -53,6 +53,7 @@ def test_kthena_decodes_every_batch_and_holds_the_engines_blocks(name: str) -> N
         # kthena's sidecar deletes a block at its first removal, on whatever medium.
         assert early.blocks.items() <= late.blocks.items()
         return
-    assert early.blocks == late.blocks
+    # kthena finds blocks by their tokens, so it forgets a block if another block with the same tokens is removed.
+    assert {**early.blocks, **{block: of for block, of in late.blocks.items() if of in early.twins}} == late.blocks
     if name not in BY_PREFIX:
-        assert set(early.blocks) == {fold(block) for _, _, block in truth(name) if not isinstance(block, str)}
+        assert set(late.blocks) == {fold(block) for _, _, block in truth(name) if not isinstance(block, str)}
