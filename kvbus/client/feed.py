@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import UNSET
 
-from kvbus.client.prefix_index import medium_of
+from kvbus.client.prefix_index import Names, medium_of, names_of
 from kvbus.client.updates import (
     Conflict,
     Gap,
@@ -127,7 +127,7 @@ class Feed:
         self._topics: dict[bytes, Feed] = {}
         self._workers: dict[int | None, Worker] = {}
         self._groups: dict[Worker, int | None] = {}
-        self._more: dict[Worker, Counter[tuple[str, Hash]]] = {}
+        self._more: dict[Worker, Counter[tuple[str, Names, Hash]]] = {}
         """Number of further copies of each block, by worker, and then by medium and hash.
 
         The first copy is not counted.
@@ -178,7 +178,7 @@ class Feed:
     def _clear(self, worker: Worker, event: AllBlocksCleared | None = None) -> None:
         if event is not None and not clears_all(event):
             self._index.apply(worker, event)
-            more = self._more.get(worker, Counter[tuple[str, Hash]]())
+            more = self._more.get(worker, Counter[tuple[str, Names, Hash]]())
             self._more[worker] = Counter({key: count for key, count in more.items() if key[0] != medium_of(event)})
             return
         self._index.clear(worker)
@@ -202,8 +202,8 @@ class Feed:
             return None
         set_aside(event)
         if self._copies:
-            medium = medium_of(event)
-            repeated = [(medium, block) for block in event.block_hashes if self._index.holds(worker, block, medium)]
+            place = medium_of(event), names_of(event)
+            repeated = [(*place, block) for block in event.block_hashes if self._index.holds(worker, block, *place)]
             self._more.setdefault(worker, Counter()).update(repeated)
         self._index.apply(worker, event)
         return None
@@ -214,15 +214,15 @@ class Feed:
             return medium
         if _group(event) != self._groups.get(worker, _NO_GROUP):
             return None
-        more = self._more.get(worker)
+        more, names = self._more.get(worker), names_of(event)
         for block in event.block_hashes:
-            if more and (left := more[medium, block]):
+            if more and (left := more[medium, names, block]):
                 if left == 1:
-                    del more[medium, block]
+                    del more[medium, names, block]
                 else:
-                    more[medium, block] = left - 1
+                    more[medium, names, block] = left - 1
             else:
-                self._index.remove(worker, block, medium)
+                self._index.remove(worker, block, medium, names)
         return None
 
 

@@ -21,8 +21,8 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
-from kvbus.core.wire.carried import readable
+from kvbus.core.types import DEVICE_MEDIUM, LOCAL, Hash, Reason, medium_key
+from kvbus.core.wire.carried import readable, text_of
 from kvbus.core.wire.codec import AnyEvent, clears_all
 from kvbus.core.wire.encoding import decode_value, encode_value, value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -36,6 +36,13 @@ Tokens = Sequence[int] | bytes
 
 Adapter = str | int | None
 """The name of a LoRA adapter, or its id if the engine announces no name. None means the base model."""
+
+
+Names = tuple[str | None, str | None]
+"""The locality and the owner under which an engine keeps a block on a medium. None means that it names none."""
+
+_UNNAMED: Final[Names] = (None, None)
+_ONLY_UNNAMED: Final = frozenset({_UNNAMED})
 
 
 class Shape(NamedTuple):
@@ -116,22 +123,26 @@ class PrefixIndex(Generic[W]):
         if isinstance(event, dict):  # the decoder returns a dict for a store with fields that BlockStored lacks
             event = readable(event)
             event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
-        medium = medium_of(event)
+        medium, names = medium_of(event), names_of(event)
         if isinstance(event, BlockRemoved):
             for block in event.block_hashes:
-                self.remove(worker, block, medium)
+                self.remove(worker, block, medium, names)
         else:
-            self._workers.setdefault(worker, _WorkerBlocks()).store(event, medium)
+            self._workers.setdefault(worker, _WorkerBlocks()).store(event, medium, names)
 
-    def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
-        """Remove a worker's block from a medium. Return whether the medium held the block."""
-        blocks = self._workers.get(worker)
-        return blocks is not None and blocks.remove(block, medium)
+    def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM, names: Names = _UNNAMED) -> bool:
+        """Remove a worker's block under these names from a medium. Return whether the medium held it so.
 
-    def holds(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
-        """Return whether a worker holds a block on a medium."""
+        The medium holds the block as long as it holds the block under other names.
+        """
         blocks = self._workers.get(worker)
-        return blocks is not None and medium in blocks.media_of(block)
+        return blocks is not None and blocks.remove(block, medium, names)
+
+    def holds(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM, names: Names | None = None) -> bool:
+        """Return whether a worker holds a block on a medium: under these names, or under any if ``names`` is None."""
+        blocks = self._workers.get(worker)
+        held = frozenset() if blocks is None else blocks.names_on(block, medium)
+        return bool(held) if names is None else names in held
 
     def clear(self, worker: W) -> None:
         """Remove all blocks of a worker."""
@@ -197,6 +208,11 @@ def medium_of(event: AnyEvent) -> str:
     return medium_key(medium) or str(medium).upper()
 
 
+def names_of(event: AnyEvent) -> Names:
+    """Return the locality and the owner that a store or a removal names."""
+    return text_of(value(event, "locality")), text_of(value(event, "ownership"))
+
+
 def packed(tokens: Sequence[int]) -> bytes:
     """Pack token ids as little-endian integers of 32 bits.
 
@@ -215,17 +231,20 @@ class _Block:
     Attributes:
         size: number of tokens in the block; 0 if the publisher does not state it.
         media: the media that hold the block.
+        names: for each medium, the localities and owners under which it holds the block. A medium that is not listed
+            holds the block without names.
         parent: the hash of the block before this one; None for the first block of a prompt.
         label: the content of the block; None while its tokens are unknown.
         prefix: the digest of the prompt up to the end of the block. It is None while the block's tokens, or the digest
             of its parent, are unknown.
     """
 
-    __slots__ = ("label", "media", "parent", "prefix", "size")
+    __slots__ = ("label", "media", "names", "parent", "prefix", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.media: tuple[str, ...] = ()
+        self.names: dict[str, frozenset[Names]] | None = None
         self.parent: Hash | None = None
         self.label: Label | None = None
         self.prefix: bytes | None = None
@@ -259,6 +278,13 @@ class _WorkerBlocks:
         found = self._blocks.get(block)
         return () if found is None else found.media
 
+    def names_on(self, block: Hash, medium: str) -> frozenset[Names]:
+        """Return the localities and owners under which a medium holds the block with this hash."""
+        known = self._blocks.get(block)
+        if known is None or medium not in known.media:
+            return frozenset()
+        return (known.names or {}).get(medium, _ONLY_UNNAMED)
+
     def media_with_prefix(self, prefix: bytes) -> Sequence[str]:
         """Return the media that hold a block with this prefix digest (of the prompt up to the end of the block)."""
         return [medium for medium, prefixes in self._prefixes.items() if prefix in prefixes]
@@ -276,7 +302,7 @@ class _WorkerBlocks:
         """Return the number of tokens in a block that the worker holds."""
         return self._blocks[block].size
 
-    def store(self, event: BlockStored, medium: str) -> None:
+    def store(self, event: BlockStored, medium: str, names: Names = _UNNAMED) -> None:
         """Add the blocks of a store event, and compute their prefix digests (of the prompt up to the end of the block).
 
         A block that already has a prefix digest keeps it. A block whose parent has no prefix digest waits for it.
@@ -298,6 +324,9 @@ class _WorkerBlocks:
                     self._waiting.setdefault(parent, set()).add(block)
                 elif above is not None:
                     self._settle(block, above)
+            held = self.names_on(block, medium)
+            if names not in held and (held or names != _UNNAMED):
+                known.names = {**(known.names or {}), medium: held | {names}}
             if medium not in known.media:
                 known.media += (medium,)
                 self.on_media[medium] += 1
@@ -305,11 +334,27 @@ class _WorkerBlocks:
                     self._hold(known.prefix, medium)
             parent = block
 
-    def remove(self, block: Hash, medium: str) -> bool:
-        """Remove a block from a medium. Return whether the medium held the block."""
-        known = self._blocks.get(block)
-        if known is None or medium not in known.media:
+    def remove(self, block: Hash, medium: str, names: Names) -> bool:
+        """Remove a block under these names from a medium. Return whether the medium held it so.
+
+        As in kvbus, a missing locality and ``LOCAL`` stand for each other if only one of the two has the block.
+        """
+        held = self.names_on(block, medium)
+        if names not in held and names[0] in {None, LOCAL}:
+            names = (None if names[0] else LOCAL, names[1])
+        if names not in held:
             return False
+        known, left = self._blocks[block], held - {names}
+        if left:
+            known.names = {**(known.names or {}), medium: left}
+        else:
+            self._drop(block, known, medium)
+        return True
+
+    def _drop(self, block: Hash, known: _Block, medium: str) -> None:
+        """Remove a block from a medium under all its names."""
+        if known.names:
+            known.names = {each: names for each, names in known.names.items() if each != medium}
         known.media = tuple(each for each in known.media if each != medium)
         _decrement(self.on_media, medium)
         if known.prefix is not None:
@@ -321,12 +366,11 @@ class _WorkerBlocks:
                 siblings.remove(block)
                 if not siblings:
                     del self._waiting[known.parent]
-        return True
 
     def clear_medium(self, medium: str) -> None:
         """Remove all blocks from a medium."""
-        for block in [block for block, known in self._blocks.items() if medium in known.media]:
-            self.remove(block, medium)
+        for block, known in [each for each in self._blocks.items() if medium in each[1].media]:
+            self._drop(block, known, medium)
 
     def _prefix_of(self, block: Hash) -> bytes | None:
         known = self._blocks.get(block)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import UNSET, UnsetType
 
+from kvbus.client.prefix_index import Names, names_of
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
-from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
+from kvbus.core.types import DEVICE_MEDIUM, LOCAL, Hash, Reason, medium_key, printable
 from kvbus.core.wire.codec import clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens, divide
@@ -25,6 +27,9 @@ Key = tuple[int | None, int | None, str, Hash]
 
 One hash can be stored in several groups and on several media.
 """
+
+
+_UNNAMED: Final[Mapping[Names, int]] = {(None, None): 1}
 
 
 class _Tokens:
@@ -77,6 +82,8 @@ class Block:
         block_size: number of tokens in the block (token pairs with EAGLE); 0 if the publisher does not send it.
         lora: the name of the LoRA adapter, or its id from vLLM before 0.14; None for the base model.
         copies: number of copies that the view has counted; always 1 if the view does not count copies.
+        residencies: number of copies under each locality and owner (vLLM 0.26 and 0.30). The block is live as long as
+            one of them is left.
     """
 
     __slots__ = (
@@ -90,6 +97,7 @@ class Block:
         "medium",
         "parent",
         "rank",
+        "residencies",
     )
 
     def __init__(self, key: Key, event: BlockStored, tokens: _Tokens, index: int) -> None:
@@ -99,6 +107,8 @@ class Block:
         name = _sent(event.lora_name)
         self.lora: str | int | None = name if name is not None else _sent(event.lora_id)
         self.copies = 1
+        names = names_of(event)
+        self.residencies: Mapping[Names, int] = _UNNAMED if names == (None, None) else {names: 1}
         self._tokens = tokens
         self._index = index
 
@@ -248,8 +258,9 @@ class BlockView:
             self._store(event, rank, changes)
         elif isinstance(event, BlockRemoved):
             group, medium = _group(event.group_idx), _medium(event.medium)
+            names = names_of(event)
             for block in event.block_hashes:
-                self._remove((rank, group, medium, block), changes)
+                self._remove((rank, group, medium, block), names, changes)
         elif isinstance(event, AllBlocksCleared):
             if clears_all(event):
                 self._clear(rank, changes, device=True)
@@ -282,7 +293,7 @@ class BlockView:
         if isinstance(count, Reason):
             self.refused[count] += 1
             return
-        group, medium = _group(event.group_idx), _medium(event.medium)
+        group, medium, names = _group(event.group_idx), _medium(event.medium), names_of(event)
         tokens = _Tokens(raw, event.block_size, count, len(hashes))
         for index, block in enumerate(hashes):
             key = (rank, group, medium, block)
@@ -292,24 +303,35 @@ class BlockView:
                 changes.append(Stored(made))
                 self._places[block] = self._places.get(block, 0) + 1
                 continue
-            if self._copies:
-                known.copies += 1
+            held = known.residencies.get(names, 0)
+            if self._copies or not held:
+                known.residencies = {**known.residencies, names: held + 1}
+                known.copies += self._copies
             # An offloaded block may first be announced without tokens. If a later store has its tokens, replace the
             # block.
             if tokens and not known._tokens:  # noqa: SLF001
                 better = Block(key, event, tokens, index)
-                better.copies = known.copies
+                better.copies, better.residencies = known.copies, known.residencies
                 self._blocks[key] = better
                 changes.append(Stored(better))
 
-    def _remove(self, key: Key, changes: list[Change]) -> None:
+    def _remove(self, key: Key, names: Names, changes: list[Change]) -> None:
         known = self._blocks.get(key)
         if known is None:
             return
-        if self._copies and known.copies > 1:
-            known.copies -= 1
+        held = known.residencies
+        if names not in held and names[0] in {None, LOCAL}:
+            # As in kvbus, a missing locality and LOCAL stand for each other if only one of the two has the block.
+            names = (None if names[0] else LOCAL, names[1])
+        if names not in held:
             return
-        self._drop(key, changes)
+        left = {each: count - (each == names) for each, count in held.items()}
+        left = {each: count for each, count in left.items() if count}
+        if not left:
+            self._drop(key, changes)
+            return
+        known.residencies = left
+        known.copies -= self._copies
 
     def _drop(self, key: Key, changes: list[Change]) -> None:
         changes.append(Removed(self._blocks.pop(key)))
