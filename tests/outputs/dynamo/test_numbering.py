@@ -159,14 +159,16 @@ def test_rank_of_reads_the_rank_of_a_batch() -> None:
     assert [rank_of(payload(store([1]), rank=rank)) for rank in (0, 44, 300)] == [0, 44, 300]
 
 
-def test_events_about_remote_blocks_are_omitted_and_counted() -> None:
+def test_events_about_blocks_of_others_are_omitted_and_counted() -> None:
     left_out: list[int] = []
     numbering = Numbering(5, 7, 3, left_out.append)
-    batch = payload(store([1], locality="REMOTE"), store([2], locality="LOCAL"), store([3]))
+    batch = payload(
+        store([1], locality="REMOTE"), store([2], locality="LOCAL"), store([3]), removed([3], ownership="kvcr")
+    )
     (frames,) = messages(numbering.connection().rewrite(encode_message((b"", bytes(8), batch))))
     events = unwrapped(frames)[2]
     assert [event["event"]["data"]["stored"]["blocks"][0]["block_hash"] for event in events] == [2, 3]
-    assert left_out == [1]
+    assert left_out == [2]
 
 
 def test_a_batch_of_many_events_is_sent_in_one_message() -> None:

@@ -132,7 +132,8 @@ class Translator:
         worker: the worker's id in Dynamo.
         rank: the worker's data-parallel rank.
         left_out: function that is called with the number of events that were not translated. Their field ``locality``
-            says that the worker itself does not hold the blocks, and KvRouters do not accept such events.
+            says that the worker itself does not hold the blocks, or they name an owner. KvRouters do not accept such
+            events.
     """
 
     def __init__(self, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
@@ -156,7 +157,7 @@ class Translator:
         batch = decode_batch(payload, sys.maxsize)  # the relay has already limited the number of events
         if isinstance(batch, Reason):
             raise ValueError(f"no batch: {batch}")  # noqa: TRY004 - it is the value that is wrong
-        local = [event for event in batch.events if _plain(event, "locality") in _HERE]
+        local = [event for event in batch.events if _plain(event, "locality") in _HERE and not _owned(event)]
         if len(local) < len(batch.events):
             self._left_out(len(batch.events) - len(local))
         return Batch(batch.ts, [self._translated(event) for event in local])
@@ -205,6 +206,11 @@ class Translator:
 
     def _event(self, tier: Tier, data: dict[str, Any]) -> RouterEvent:
         return RouterEvent(self._heads[tier], _encode("data") + _encode(data) + self._rank)
+
+
+def _owned(event: AnyEvent) -> bool:
+    """Return whether an event is about blocks that belong to an owner besides the engine."""
+    return _plain(event, "ownership") is not None
 
 
 def _plain(event: AnyEvent, name: str) -> Any:
