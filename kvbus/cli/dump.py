@@ -152,8 +152,8 @@ def command(
       kvbus dump --replay-endpoint tcp://127.0.0.1:5558 --copies --json | jq -c '[.medium, .hash]'
 
     With --json each residency of a block is one line: rank, hash, parent, medium, group_idx, block_size, token_ids,
-    copies, locality, ownership. Byte hashes are hex strings. Exit code 69: the publisher did not answer, or has no
-    snapshot.
+    copies, and locality and ownership if the engine names them. Byte hashes are hex strings. Exit code 69: the
+    publisher did not answer, or has no snapshot.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if replay_endpoint is None and snapshot_endpoint is None:
         raise click.UsageError("give --replay-endpoint, for example tcp://127.0.0.1:5558, or --snapshot-endpoint")
@@ -190,5 +190,5 @@ def command(
     for block in rebuilt.view:
         for (locality, owner), count in block.residencies.items():
             line = block.to_json() | {"hash": written(block.hash), "parent": written(block.parent), "copies": count}
-            line |= {"locality": locality, "ownership": owner}
+            line |= {name: text for name, text in (("locality", locality), ("ownership", owner)) if text is not None}
             sys.stdout.write(json.dumps(line, separators=(",", ":")) + "\n")

@@ -379,6 +379,7 @@ class LiveBlocks:
             tokens = chunk.token_list()
             names, pieces = chunk.reblocked() if chunk.derived is not None else (chunk.hashes, 1)
             size = chunk.block_size // pieces
+            residency = {name: text for name, text in (("locality", key[2]), ("ownership", key[3])) if text is not None}
             for at in range(first, end):
                 yield {
                     "source": self._label,
@@ -387,11 +388,10 @@ class LiveBlocks:
                     "parent": written(names[at - 1] if at else self._parent(chunk)),
                     "medium": chunk.meta.medium,
                     "group_idx": key[0],
-                    "locality": key[2],
-                    "ownership": key[3],
                     "block_size": size,
                     "token_ids": tokens[at * size : (at + 1) * size],
                     "copies": 1 + self._copies[key].get(chunk.hashes[at // pieces], 0),
+                    **residency,
                 }
 
     def _parent(self, chunk: Chunk) -> Hash | None:

@@ -257,6 +257,14 @@ async def test_blocks_shows_every_field_of_a_block():
         assert await client.blocks("?source=engine") == await client.blocks()
 
 
+async def test_blocks_shows_a_line_for_each_locality_and_owner_of_a_block():
+    async with web_and_engine() as (client, engine):
+        engine.publish(batch(store([1]), store([1], ownership="kvcr"), store([1], locality="LOCAL", ownership="kvcr")))
+        await relayed(client, 1)
+        names = [(line.get("locality"), line.get("ownership")) for line in await client.blocks()]
+        assert names == [(None, None), (None, "kvcr"), ("LOCAL", "kvcr")]
+
+
 async def test_blocks_shows_bytes_hashes_as_hex_and_the_group():
     one, two = b"\x00" * 31 + b"\x01", b"\xff" * 32
     async with web_and_engine() as (client, engine):
