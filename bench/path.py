@@ -82,7 +82,10 @@ class Variant(NamedTuple):
     state: bool = False
     ranks: int = 1
     reason: str = ""
-    """Why this variant may take more than :data:`ALIKE` times as long as vLLM's maps; empty if it may not."""
+    """Why this variant may take more than :data:`ALIKE` times as long as vLLM's maps; empty if it may not.
+
+    It is the reason only for events of several blocks.
+    """
 
     def __str__(self) -> str:
         """The name in tables."""
@@ -162,7 +165,7 @@ def core(*, quick: bool, runs: int) -> Result:
                 decodes[each].append(median(ratios(times[each], times[each.dialect])))
         alike = {each: ratios(us, found[plain[0]]) for each, us in found.items()}
         bounds.append(Bound(f"core, {name}, in untyped decodes", shape.core, "x", decodes[plain[0]]))
-        bounds += _alike(f"core, {name}", alike)
+        bounds += _alike(f"core, {name}", shape, alike)
         rows += [[name, str(each), told(found[each], "us"), told(decodes[each]), told(alike[each])] for each in plain]
     columns = ["a batch", "dialect, profile", "CPU time of a batch", "in untyped decodes", DIVIDED]
     return Result("The core: CPU time of a batch without sockets", bounds, Table(columns, rows))
@@ -196,10 +199,10 @@ def _core(shape: Shape, variants: list[Variant], slices: int) -> dict[Variant | 
     return times
 
 
-def _alike(what: str, found: dict[Variant, list[float]]) -> list[Bound]:
+def _alike(what: str, shape: Shape, found: dict[Variant, list[float]]) -> list[Bound]:
     """Return the bounds for all variants without a state except the first, with which they are compared."""
     return [
-        Bound(f"{what}, {each}: {DIVIDED}", ALIKE, "x", values, reason=each.reason)
+        Bound(f"{what}, {each}: {DIVIDED}", ALIKE, "x", values, reason=each.reason if shape.blocks > 1 else "")
         for each, values in list(found.items())[1:]
         if not each.state
     ]
@@ -219,7 +222,7 @@ def process(*, quick: bool, runs: int) -> Result:
         alike = {each: ratios(us, found[VARIANTS[0]]) for each, us in found.items()}
         for each, limit, kept in ((VARIANTS[0], shape.alone, ""), (VARIANTS[1], shape.process, " with its state")):
             bounds.append(Bound(f"process{kept}, {name}, in naive relays", limit, "x", relays[each]))
-        bounds += _alike(f"process, {name}", alike)
+        bounds += _alike(f"process, {name}", shape, alike)
         rows += [[name, str(each), told(us, "us"), told(relays[each]), told(alike[each])] for each, us in found.items()]
     columns = ["a batch", "dialect, profile", "CPU time of a batch", "in naive relays", DIVIDED]
     return Result("The process: CPU time of a batch at the maximum rate", bounds, Table(columns, rows))
