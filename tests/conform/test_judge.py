@@ -246,3 +246,13 @@ def test_a_replay_answer_fills_a_gap_or_shows_an_unsent_seq():
         judge.fill(late, answer)
         judge.take(late)
         assert {str(each.clause): each.outcome for each in judge.verdicts()}["3.1"] is outcome
+
+
+def test_a_block_under_two_owners_is_stored_and_removed_twice() -> None:
+    owned = stored(1, medium="CPU", ownership="kvcr")
+    gone = removed(1, medium="CPU"), removed(1, medium="CPU", ownership="kvcr")
+    assert outcome_of("7.1", message(0, CPU, owned, *gone))[0] is KEPT
+    assert outcome_of("7.2", message(0, CPU, owned, *gone))[0] is NOT_SEEN
+    verdict = verdicts_of(message(0, owned, removed(1, medium="CPU")))["9.2"]
+    assert verdict.outcome is BROKEN
+    assert "another locality or owner" in verdict.message

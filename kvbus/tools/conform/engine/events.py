@@ -46,8 +46,8 @@ effect, but is not here, because it has a value for each block.
 """
 
 Hash = int | bytes
-TableKey = tuple[int | None, str]
-"""The KV-cache group and the medium of a block.
+TableKey = tuple[int | None, str, str | None, str | None]
+"""The KV-cache group, the medium, the locality and the owner of a block.
 
 The medium is ``GPU`` for every name of the device, such as ``DEVICE``.
 """
@@ -63,7 +63,7 @@ class Event:
 
     Attributes:
         kind: the type of the event.
-        table: KV-cache group and medium of the blocks. If the event clears all media, the medium is empty.
+        table: group, medium, locality and owner of the blocks. If the event clears all media, the medium is empty.
         hashes: hashes of the blocks; an integer hash as an unsigned number of 64 bits.
         parent: hash of the parent of a store's first block; None if that block is the first one of a prompt.
         tokens: token ids of a store.
@@ -76,7 +76,7 @@ class Event:
     """
 
     kind: str = ""
-    table: TableKey = (None, "")
+    table: TableKey = (None, "", None, None)
     hashes: list[Hash] = field(default_factory=list)
     parent: Hash | None = None
     tokens: list[Any] = field(default_factory=list)
@@ -229,7 +229,9 @@ class EventReader:
             self._judge("9.1", event, "" if name in _MEDIA else f"is on {medium!r:.40}")
         elif medium is not None:
             self._judge("9.1", event, f"has {type(medium).__name__} as its medium")
-        event.table = group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
+        named = [fields.get(each) for each in ("locality", "ownership")]
+        locality, owner = (text if isinstance(text, str) else None for text in named)
+        event.table = group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name, locality, owner
         if event.kind != "BlockStored":
             return
         kind = fields.get("kv_cache_spec_kind")

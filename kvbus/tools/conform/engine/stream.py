@@ -118,7 +118,7 @@ class Blocks:
         self._ledger = ledger
         self._live: dict[TableKey, dict[Hash, _Live]] = defaultdict(dict)
         self._children: Counter[tuple[TableKey, Hash | None]] = Counter()
-        """Number of live children, by the table (group and medium) and hash of the parent block."""
+        """Number of live children, by the table (group, medium, locality and owner) and hash of the parent block."""
         self._cleared: set[tuple[TableKey, Hash]] = set()
         """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
@@ -129,7 +129,7 @@ class Blocks:
 
     @property
     def live(self) -> set[tuple[TableKey, Hash]]:
-        """All live blocks, as pairs of table (group and medium) and hash."""
+        """All live blocks, as pairs of table (group, medium, locality and owner) and hash."""
         return {(table, block) for table, blocks in self._live.items() for block in blocks}
 
     def __len__(self) -> int:
@@ -237,6 +237,8 @@ class Blocks:
         elif self._is_live(event.table[0], block):
             clause = "9.2"
             text = f"{event.where} removes a block from {event.table[1]} that was stored only on another medium"
+            if any(block in blocks for table, blocks in self._live.items() if table[:2] == event.table[:2]):
+                text = f"{event.where} removes a block under another locality or owner than it was stored"
         self._ledger.broken(clause, text, event.evidence)
 
     def _clear(self, event: Event) -> None:
