@@ -247,8 +247,10 @@ class ProcessStats:
 
         Changes of the configuration itself are not counted here.
         """
-        self.unsent_bytes: Callable[[], int] = lambda: 0
-        """Returns the number of bytes that wait in kvbus for all routers together."""
+        self.measure_unsent: Callable[[], int] = lambda: 0
+        """Returns the number of bytes that wait in kvbus for all routers together. Call it in the event loop."""
+        self.unsent_bytes = 0
+        """The result of the last call of :attr:`measure_unsent`."""
         self.unsent_limit = 0
         """Maximum of :attr:`unsent_bytes`, above which routers have to wait."""
         self.views_limit = 0

@@ -141,7 +141,7 @@ class Daemon:
         self.started = False
         self.engine_sockets = runtime.engine_sockets()
         self.outputs = Outputs(config, self.feed, self.clock.time, runtime.system)
-        self.process.unsent_bytes = lambda: self.outputs.unsent.bytes
+        self.process.measure_unsent = lambda: self.outputs.unsent.bytes
         self.process.unsent_limit = config.limits.max_unsent_bytes
         self._commands: deque[Command] = deque()
         """The relay's commands that the daemon has not carried out yet."""

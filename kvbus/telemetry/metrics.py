@@ -181,6 +181,7 @@ class Exposition:
                 yield
         observed = self._observed
         outputs = read_outputs(observed.relay, observed.drivers, observed.output_stats)
+        observed.process.unsent_bytes = observed.process.measure_unsent()
         return Readings(sources, outputs, observed.findings)
 
     def render(self, readings: Readings) -> bytes:

@@ -537,11 +537,7 @@ PROCESS: Final = (
         lambda p: {"present": p.slots_present, "gone": p.slots_gone},
         "state",
     ),
-    row(
-        "unsent_bytes",
-        "Bytes that wait in kvbus for all routers together, because they read slowly.",
-        lambda p: p.unsent_bytes(),
-    ),
+    row("unsent_bytes", "Bytes that wait in kvbus for all routers together, because they read slowly.", "unsent_bytes"),
     row("unsent_bytes_limit", "Bytes above which routers have to wait (limits.max_unsent_bytes).", "unsent_limit"),
     row("views_limit", "Maximum number of views of all outputs together (limits.max_views).", "views_limit"),
     row("source_slots_limit", "Maximum number of source slots (limits.max_sources).", "slots_limit"),

@@ -52,8 +52,9 @@ def storm(endpoint: str) -> Iterator[None]:
 
 
 def value(place: Place, metric: str) -> float:
-    found = re.search(rf"^{re.escape(metric)} (\S+)$", place.get("/metrics")[1], re.MULTILINE)
-    assert found is not None, metric
+    status, text = place.get("/metrics")
+    found = re.search(rf"^{re.escape(metric)} (\S+)$", text, re.MULTILINE)
+    assert found is not None, (metric, status, text[:300])
     return float(found[1])
 
 
