@@ -245,7 +245,7 @@ def _curve_keys(
 
 
 def _libsodium(found: Contradictions) -> None:
-    """Reject CURVE keys of a ZeroMQ output, and of a source with ``bind``, if libsodium is not installed.
+    """Reject CURVE keys of a ZeroMQ output, and of a source, if libsodium is not installed.
 
     These endpoints use kvbus's own implementation of ZMTP, which needs libsodium for CURVE.
     """
@@ -253,7 +253,7 @@ def _libsodium(found: Contradictions) -> None:
         return
     config = found.config
     uses: list[tuple[Path, SourceConfig | OutputConfig]] = [
-        *((("sources", i), source) for i, source in enumerate(config.sources) if source.bind),
+        *((("sources", i), source) for i, source in enumerate(config.sources)),
         *((("outputs", i), output) for i, output in enumerate(config.outputs) if output.type == "zmq"),
     ]
     for section, at in uses:

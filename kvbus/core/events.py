@@ -9,7 +9,7 @@ import msgspec
 from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import SourceLocation, SourceSpec
-from kvbus.core.types import Refused
+from kvbus.core.types import Reason, Refused
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -152,13 +152,11 @@ class SnapshotReceived(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
-class Oversize(msgspec.Struct, frozen=True):
-    """A frame of the source's live stream was larger than ``limits.max_frame_bytes``.
-
-    The daemon has closed the connection.
-    """
+class StreamBroken(msgspec.Struct, frozen=True):
+    """The engine broke a limit or a rule of ZMTP on the source's live stream, so the daemon closed the connection."""
 
     source: int
+    reason: Reason
 
 
 class ReplayAborted(msgspec.Struct, frozen=True):
@@ -277,7 +275,7 @@ RelayEvent = (
     | BatchReceived
     | RecordReceived
     | LogReached
-    | Oversize
+    | StreamBroken
     | ReplayReceived
     | ReplayAborted
     | SnapshotReceived

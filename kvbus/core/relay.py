@@ -28,7 +28,6 @@ from kvbus.core.events import (
     HandshakeFailed,
     LogReached,
     OutputPlaced,
-    Oversize,
     RecordReceived,
     RelayEvent,
     ReplayAborted,
@@ -45,6 +44,7 @@ from kvbus.core.events import (
     SourceUnreachable,
     SourceUp,
     Started,
+    StreamBroken,
     Subscribed,
     Tick,
     Unread,
@@ -127,7 +127,7 @@ class Relay:
             OutputPlaced: self._output_placed,
             RecordReceived: self._numbered.received,
             LogReached: self._log_reached,
-            Oversize: self._oversize,
+            StreamBroken: self._stream_broken,
             ReplayReceived: self._replayed,
             ReplayAborted: self._replay_aborted,
             SnapshotReceived: self._snapshot_received,
@@ -357,11 +357,11 @@ class Relay:
                 sequencer.replayed(event.request, seq, payload, now, may_be_state=may_be_state)
         self._run(event.source, source, now)
 
-    def _oversize(self, event: Oversize, now: float) -> None:
+    def _stream_broken(self, event: StreamBroken, now: float) -> None:
         del now
         stats = self.sources[event.source].stats
         stats.batches += 1
-        stats.rejected[Reason.FRAME_SIZE] += 1
+        stats.rejected[event.reason] += 1
 
     def _replay_aborted(self, event: ReplayAborted, now: float) -> None:
         source = self.sources[event.source]

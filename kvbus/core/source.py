@@ -33,6 +33,8 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
     {
         Reason.FRAME_COUNT,
         Reason.FRAME_SIZE,
+        Reason.MESSAGE_SIZE,
+        Reason.ZMTP,
         Reason.SEQ_WIDTH,
         Reason.SEQ_RANGE,
         Reason.CONFLICT,

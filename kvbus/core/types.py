@@ -20,6 +20,8 @@ class Reason(StrEnum):
 
     FRAME_COUNT = "frame_count"
     FRAME_SIZE = "frame_size"
+    MESSAGE_SIZE = "message_size"
+    ZMTP = "zmtp"
     SEQ_WIDTH = "seq_width"
     SEQ_RANGE = "seq_range"
     NOT_MSGPACK = "not_msgpack"

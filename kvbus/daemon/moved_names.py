@@ -1,8 +1,8 @@
 """Reconnect to an engine whose host name has a new address while the old connection still exists.
 
-An engine that freezes or loses its network sends no FIN packet, so the TCP connection remains. libzmq resolves a host
-name only when it connects. Therefore kvbus regularly resolves the host name of each silent engine. If the address of
-the connection is no longer among the results, kvbus reconnects.
+An engine that freezes or loses its network sends no FIN packet, so the TCP connection remains. A live stream resolves
+a host name only when it connects. Therefore kvbus regularly resolves the host name of each silent engine. If the
+address of the connection is no longer among the results, kvbus reconnects.
 """
 
 from __future__ import annotations

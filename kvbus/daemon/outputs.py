@@ -14,9 +14,9 @@ from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.views import AccessScopes
 from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
-from kvbus.transport.accepted import limits_of_publishers
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.subscription import limits_of_publishers
 from kvbus.transport.unsent import Unsent
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 from kvbus.config import Config
 from kvbus.state.contract import Store
 from kvbus.state.directory import open_store
-from kvbus.transport.accepted import BoundStream
 from kvbus.transport.dialling import Dialled, dial
-from kvbus.transport.ingress import LiveStream, RequestConnection
+from kvbus.transport.request import RequestConnection
 from kvbus.transport.sockets import Context, end, make_context
+from kvbus.transport.subscription import BoundStream, DialledStream
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 LONGEST_STEP: Final = 0.2
@@ -68,7 +68,7 @@ Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
 
 
 class EngineSockets:
-    """A factory of sockets to engines. All its libzmq sockets share one ZeroMQ context.
+    """A factory of sockets to engines. Live streams use kvbus's own ZMTP, and requests use one ZeroMQ context.
 
     A running event loop is required.
 
@@ -79,16 +79,16 @@ class EngineSockets:
     def __init__(self, context: Context | None = None) -> None:
         self._context = make_context() if context is None else context
 
-    def subscribe(self, endpoint: str, **options: Any) -> LiveStream:
-        """Subscribe to an engine's live stream. See :class:`~kvbus.transport.ingress.LiveStream`."""
-        return LiveStream(self._context, endpoint, **options)
+    def subscribe(self, endpoint: str, **options: Any) -> DialledStream:
+        """Connect to an engine's live stream. See :class:`~kvbus.transport.subscription.DialledStream`."""
+        return DialledStream(endpoint, **options)
 
     def request(self, endpoint: str, *args: Any, **options: Any) -> RequestConnection:
-        """Send one request to an engine. See :class:`~kvbus.transport.ingress.RequestConnection`."""
+        """Send one request to an engine. See :class:`~kvbus.transport.request.RequestConnection`."""
         return RequestConnection(self._context, endpoint, *args, **options)
 
     def accept(self, endpoint: str, **options: Any) -> BoundStream:
-        """Listen on an endpoint to which engines connect. See :class:`~kvbus.transport.accepted.BoundStream`."""
+        """Listen on an endpoint to which engines connect. See :class:`~kvbus.transport.subscription.BoundStream`."""
         return BoundStream(endpoint, **options)
 
     async def close(self) -> None:

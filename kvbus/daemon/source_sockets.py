@@ -15,7 +15,6 @@ from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     HandshakeFailed,
-    Oversize,
     RelayEvent,
     ReplayAborted,
     ReplayReceived,
@@ -24,18 +23,18 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    StreamBroken,
     Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
-from kvbus.core.types import Refused
+from kvbus.core.types import Reason, Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.daemon.runtime import EngineSockets
 from kvbus.parts.discovery.contract import Carrier
-from kvbus.transport.accepted import AcceptedStream, BoundStream
-from kvbus.transport.ingress import Events
 from kvbus.transport.interposed import Interposed, InterposedStream
 from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.subscription import AcceptedStream, BoundStream, Events
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -48,8 +47,9 @@ LAST_PAUSE: Final = 1.0
 The first pause is FIRST_PAUSE. The pause doubles after each failure.
 """
 
-OF_SOURCE: Final = 8
-"""Number of file descriptors that one source needs: for its subscription, and for its stream on an output."""
+OF_SOURCE: Final = 4
+"""Number of file descriptors that one source needs: for its subscription, and for the ports of its stream on an output.
+"""
 
 OF_REQUEST: Final = 16
 """Number of file descriptors that one request needs.
@@ -214,7 +214,7 @@ class SourceSockets:
             burst.append,
             self._connector(stream),
             self._refuser(stream),
-            self._oversize(stream),
+            self._breaker(stream),
             lambda: self._take_burst(slot),
         )
         carrier = self._carrier(stream)
@@ -236,9 +236,7 @@ class SourceSockets:
             self._live[slot] = self._sockets.accept(stream.endpoint, topics=topics, events=events, policy=policy)
             log.info("source %s: bound %s", stream.label, stream.endpoint, extra=stream.log_fields)
             return
-        self._live[slot] = self._sockets.subscribe(
-            stream.endpoint, bind=False, topics=topics, events=events, policy=policy
-        )
+        self._live[slot] = self._sockets.subscribe(stream.endpoint, topics=topics, events=events, policy=policy)
         log.info("source %s: connecting to %s", stream.label, stream.endpoint, extra=stream.log_fields)
 
     def allow(self, slot: int, policy: PeerPolicy) -> None:
@@ -273,14 +271,14 @@ class SourceSockets:
 
         return refused
 
-    def _oversize(self, stream: SourceStream) -> Callable[[], None]:
-        def oversize() -> None:
-            text = "source %s: a frame was larger than limits.max_frame_bytes; the connection was closed"
-            log.warning(text, stream.label, extra=stream.log_fields)
+    def _breaker(self, stream: SourceStream) -> Callable[[Reason, str], None]:
+        def broken(reason: Reason, detail: str) -> None:
+            text = "source %s: closed the connection to the engine: %s (%s)"
+            log.warning(text, stream.label, reason.value, detail, extra=stream.log_fields)
             self._take_burst(stream.index)
-            self._feed(Oversize(stream.index))
+            self._feed(StreamBroken(stream.index, reason))
 
-        return oversize
+        return broken
 
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
         """Send a replay request or a snapshot request to an engine.

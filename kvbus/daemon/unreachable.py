@@ -1,6 +1,6 @@
 """Find out why a source has no connection.
 
-libzmq repeats a failed connection without an error message, so kvbus connects once with its own code.
+A live stream repeats a failed connection without an error message, so kvbus connects once more to find the reason.
 
 If a source is connected, kvbus also connects to the port after the engine's last configured rank. If a publisher there
 sends batches of the next rank, the engine may have more ranks than configured. Then routers get no events of the

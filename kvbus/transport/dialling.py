@@ -171,7 +171,8 @@ async def dial(
         curve: kvbus's keys and the peer's public key; None for a connection without CURVE.
         limits: limits for the data that the peer may send; None for the defaults.
     """
-    attempt = Attempt(endpoint, seconds)
+    every = role is not Role.DEALER  # kvbus sends requests with libzmq, which tries only the first address
+    attempt = Attempt(endpoint, seconds, every=every)
     with contextlib.ExitStack() as opened:
         try:
             async with asyncio.timeout(seconds):
@@ -181,7 +182,9 @@ async def dial(
                     # its own socket type only after it has accepted kvbus's type. So dial again with another type, to
                     # learn the peer's type.
                     with contextlib.ExitStack() as second:
-                        other = await _dial(Attempt(endpoint, seconds), _OTHER[role], curve, Limits(), second)
+                        other = await _dial(
+                            Attempt(endpoint, seconds, every=every), _OTHER[role], curve, Limits(), second
+                        )
                     if other.outcome.stop is Stop.OPEN:
                         dialled = Dialled(other.outcome)
         except TimeoutError:

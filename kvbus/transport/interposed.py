@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvbus.core.stats import OutputStats
-from kvbus.transport.accepted import AcceptedStream
-from kvbus.transport.ingress import Events
+from kvbus.transport.subscription import AcceptedStream, Events
 from kvbus.transport.zmtp.endpoint import Listener, Refused, Settings
 from kvbus.transport.zmtp.mechanism import PUBLISHERS, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler

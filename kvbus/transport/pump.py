@@ -66,7 +66,6 @@ class Pump:
     Args:
         socket: the socket. The pump owns it, and :meth:`close` closes it.
         handler: called with the frames of each message. It must not block.
-        after: called after each burst of messages; None for no call.
         max_frames: maximum number of frames kept of each message.
     """
 
@@ -74,13 +73,11 @@ class Pump:
         self,
         socket: Socket,
         handler: Handler,
-        after: Callable[[], None] | None = None,
         *,
         max_frames: int = MAX_KEPT_FRAMES,
     ) -> None:
         self.socket = socket
         self._handler = handler
-        self._after = after
         self._max_frames = max_frames
         self._loop = asyncio.get_running_loop()
         self._fd = socket.FD
@@ -146,8 +143,6 @@ class Pump:
                     return
                 if taken < LOOKS and not (more := self._pending()):
                     break  # no further message waits, as usual when only one has arrived
-            if self._after is not None:
-                self._after()
             pending = more and self._pending()
             if self._behind:
                 self._call_those_behind(taken + 1, pending=pending)

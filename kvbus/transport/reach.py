@@ -11,13 +11,14 @@ import contextlib
 import errno
 import os
 import socket
-import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from math import inf
 from typing import Final
 
+from kvbus.common.look_ups import in_daemon_thread
 from kvbus.common.tasks import end_tasks
 from kvbus.core.findings import engine as catalogue
 from kvbus.core.findings.finding import Finding
@@ -39,7 +40,7 @@ class Stop(StrEnum):
     DROPPED = "dropped"
     """The connection attempt gets no answer: a firewall drops it, or no machine has the address."""
     OTHER_ADDRESS = "other_address"
-    """Nothing listens at the address that ZeroMQ uses for the host name, but a port at another address of this name
+    """Nothing listens at the address that libzmq uses for the host name, but a port at another address of this name
     is open.
     """
     SILENT = "silent"
@@ -157,9 +158,6 @@ def shown(address: Address) -> str:
 async def find(endpoint: str) -> Found:
     """Return the addresses that an endpoint resolves to.
 
-    A daemon thread looks up the host name, so a look-up without an answer blocks neither the event loop nor the end of
-    the process.
-
     Raises:
         OSError: the host name does not resolve.
         ValueError: the endpoint is malformed.
@@ -168,29 +166,7 @@ async def find(endpoint: str) -> Found:
     if path is not None:
         return Found((socket.AF_UNIX, path))
     host, port = split_tcp(endpoint)
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[Found] = loop.create_future()
-
-    def say(answer: Found | OSError) -> None:
-        if found.done():
-            return
-        if isinstance(answer, Found):
-            found.set_result(answer)
-        else:
-            found.set_exception(answer)
-
-    def look() -> None:
-        try:
-            answer: Found | OSError = _look_up(host, port)
-        except OSError as error:
-            answer = error
-        except UnicodeError:
-            answer = socket.gaierror(socket.EAI_NONAME, "no valid host name")
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(say, answer)
-
-    threading.Thread(target=look, name="kvbus-look-up", daemon=True).start()
-    return await found
+    return await in_daemon_thread(partial(_look_up, host, port))
 
 
 def _look_up(host: str, port: int) -> Found:
@@ -213,16 +189,22 @@ def _look_up(host: str, port: int) -> Found:
 class Attempt:
     """One attempt to connect to an endpoint.
 
+    Args:
+        endpoint: ``tcp://host:port`` or ``ipc://path``.
+        seconds: the time limit, which :attr:`outcome` names.
+        every: whether to try every address of the host name, as kvbus's own ZMTP does. libzmq tries only the first.
+
     Attributes:
         outcome: the outcome if the attempt ended now, for example by a timeout. Once connected, it is ``SILENT``,
             because the peer has sent nothing.
-        address: the address that kvbus is connected to; None without a connection.
+        address: the address that kvbus has tried first, or is connected to; None before that.
     """
 
-    def __init__(self, endpoint: str, seconds: float) -> None:
+    def __init__(self, endpoint: str, seconds: float, *, every: bool = False) -> None:
         self.outcome = Outcome(endpoint, Stop.NAME, f"no name server answers within {seconds:g} s")
         self.address: Address | None = None
         self._seconds = seconds
+        self._every = every
 
     async def run(self) -> socket.socket | None:
         """Connect to the endpoint and return the socket; None if a step failed. :attr:`outcome` then has the reason."""
@@ -233,14 +215,30 @@ class Attempt:
             self.outcome = Outcome(endpoint, Stop.NAME, (error.strerror or str(error)).lower())
             return None
         self.outcome = Outcome(endpoint, Stop.DROPPED, f"within {self._seconds:g} s", found.names)
-        connected = await _connect(found)
+        connected = await self._connect(found)
         if isinstance(connected, tuple):
             stop, detail = connected
             self.outcome = replace(self.outcome, stop=stop, detail=detail)
             return None
         self.outcome = Outcome(endpoint, Stop.SILENT, "", found.names)
-        self.address = found.first
         return connected
+
+    async def _connect(self, found: Found) -> socket.socket | tuple[Stop, str]:
+        self.address = found.first
+        first = await _try(found.first)
+        if isinstance(first, socket.socket) or not found.others:
+            return first
+        tries = await asyncio.gather(*map(_try, found.others))
+        pairs = zip(found.others, tries, strict=True)
+        answers = [(each, one) for each, one in pairs if isinstance(one, socket.socket)]
+        if self._every and answers:
+            self.address, connected = answers.pop(0)
+            for _, one in answers:
+                one.close()
+            return connected
+        for _, one in answers:
+            one.close()
+        return (Stop.OTHER_ADDRESS, f"{shown(found.first)}; {shown(answers[0][0])} accepts") if answers else first
 
 
 async def connectable(endpoint: str, *, seconds: float) -> Outcome:
@@ -259,20 +257,6 @@ async def connectable(endpoint: str, *, seconds: float) -> Outcome:
             if connected is not None:
                 connected.close()
     return attempt.outcome
-
-
-async def _connect(found: Found) -> socket.socket | tuple[Stop, str]:
-    first = await _try(found.first)
-    if isinstance(first, socket.socket) or not found.others:
-        return first
-    tries = await asyncio.gather(*map(_try, found.others))
-    answers = [shown(each) for each, one in zip(found.others, tries, strict=True) if isinstance(one, socket.socket)]
-    for one in tries:
-        if isinstance(one, socket.socket):
-            one.close()
-    if answers:
-        return Stop.OTHER_ADDRESS, f"{shown(found.first)}; {answers[0]} accepts"
-    return first
 
 
 async def _try(address: Address) -> socket.socket | tuple[Stop, str]:

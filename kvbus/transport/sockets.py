@@ -49,10 +49,8 @@ _COMMON: Final[dict[int, int]] = {
 }
 
 OPTIONS: Final[dict[int, dict[int, int]]] = {
-    # Engines publish in bursts, and kvbus must never slow an engine down. So the SUB's receive queue can hold a
-    # complete burst, and kvbus reads it until it is empty. A SUB only receives, so TCP keepalive detects a vanished
-    # engine after 60 s. kvbus then gets the missing batches by a replay.
-    zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
+    # A SUB only receives, so TCP keepalive detects a vanished publisher after 60 s.
+    zmq.SUB: {**_COMMON},
     # A receive queue without limit: if kvbus's queue were full, the queue of an engine's ROUTER would fill up, and then
     # the ROUTER would silently drop messages of the answer.
     zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
@@ -200,16 +198,16 @@ def make_socket(context: Context, kind: int, **more: int) -> Socket:
     return socket
 
 
-def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Bind or connect a socket of the daemon.
+def attach(socket: Socket, endpoint: str) -> None:
+    """Connect a socket of the daemon.
 
     Raises:
-        BindError: the endpoint is in use, malformed, or not an address of this machine.
+        BindError: the endpoint is malformed.
     """
     try:
-        _join(socket, endpoint, bind=bind)
+        _join(socket, endpoint, bind=False)
     except zmq.ZMQError as error:
-        raise BindError(endpoint, zmq.strerror(error.errno or 0), verb="listen on" if bind else "connect to") from error
+        raise BindError(endpoint, zmq.strerror(error.errno or 0), verb="connect to") from error
 
 
 def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:

@@ -11,7 +11,7 @@ from kvbus.core.findings.engine import NO_PREFIX
 from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import SourceLocation, SourceSpec
-from kvbus.core.types import Refused
+from kvbus.core.types import Reason, Refused
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import Script
 
@@ -37,6 +37,7 @@ def made(kind, frames):
         Sequence[NewStream]: [NewStream()],
         OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,
+        Reason: Reason.ZMTP,
     }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 

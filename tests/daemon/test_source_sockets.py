@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -19,7 +20,6 @@ from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
     HandshakeFailed,
-    Oversize,
     RelayEvent,
     ReplayAborted,
     ReplayReceived,
@@ -28,22 +28,26 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    StreamBroken,
     Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST
-from kvbus.core.types import Refused
+from kvbus.core.types import Reason, Refused
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.runtime import EngineSockets
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
-from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
-from kvbus.transport.sockets import PLAIN, PeerPolicy
+from kvbus.transport.request import RequestConnection
+from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.subscription import DialledStream
+from kvbus.transport.zmtp.peer import EVENTS
 from tests.doubles.bus import eventually
 from tests.ports import free_ports
 from tests.system.test_descriptors import no_descriptor
 
+PLAIN = PeerPolicy(max_frame_bytes=1_000_000)
 SMALL = PeerPolicy(max_frame_bytes=1000)
 
 
@@ -109,9 +113,9 @@ class Remembering(EngineSockets):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         super().__init__(context)
-        self.made: list[LiveStream | RequestConnection] = []
+        self.made: list[Any] = []
 
-    def subscribe(self, endpoint: str, **options: Any) -> LiveStream:
+    def subscribe(self, endpoint: str, **options: Any) -> DialledStream:
         self.made.append(made := super().subscribe(endpoint, **options))
         return made
 
@@ -181,12 +185,12 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
 
 
 @pytest.fixture
-def made(engine_sockets: Remembering) -> list[LiveStream | RequestConnection]:
+def made(engine_sockets: Remembering) -> list[Any]:
     """Return the list of all sockets that the engine sockets under test have opened."""
     return engine_sockets.made
 
 
-async def test_an_unread_replay_answer_is_reported(made: list[LiveStream | RequestConnection], opened: Opened) -> None:
+async def test_an_unread_replay_answer_is_reported(made: list[Any], opened: Opened) -> None:
     def looked() -> list[RelayEvent]:
         opened.sockets.look()
         return opened.events_of(Unread)
@@ -209,9 +213,7 @@ async def test_an_unread_replay_answer_is_reported(made: list[LiveStream | Reque
         assert looked() == [Unread(3, 7)]
 
 
-async def test_a_request_can_be_cancelled_while_the_sockets_are_checked(
-    made: list[LiveStream | RequestConnection], opened: Opened
-) -> None:
+async def test_a_request_can_be_cancelled_while_the_sockets_are_checked(made: list[Any], opened: Opened) -> None:
     opened.cancels = [7, 8]
     opened.open()
     async with opened.engine() as engine:
@@ -226,16 +228,25 @@ async def test_a_request_can_be_cancelled_while_the_sockets_are_checked(
 
 @pytest.mark.parametrize("waits", [True, False])
 async def test_unread_live_batches_are_reported_when_an_answer_begins(
-    made: list[LiveStream | RequestConnection], opened: Opened, waits: bool
+    made: list[Any], opened: Opened, waits: bool
 ) -> None:
     opened.open()
     (stream,) = made
     async with opened.engine() as engine:
         await engine.wait_for_subscriber(60)
-        stream.read(on=not waits)
         engine.publish(b"a batch")
-        await eventually(lambda: stream.unread if waits else opened.events_of(BatchReceived), "it to arrive")
+        await eventually(lambda: opened.events_of(BatchReceived), "it to arrive")
         opened.sockets.ask(RequestReplay(3, 7, 0))
+        if waits:
+            # The engine answers first. While the event loop is blocked, the answer and live batches arrive.
+            made[-1].read(on=False)
+            await eventually(lambda: engine.replay_requests and made[-1].unread, "the answer")
+            made[-1].read(on=True)
+            for _ in range(10 * EVENTS):  # more than kvbus reads in one iteration of the event loop
+                engine.publish(b"a batch")
+            until = time.monotonic() + 60
+            while not stream.unread:
+                assert time.monotonic() < until
         await eventually(lambda: len(opened.events_of(ReplayReceived)) == 2, "the answer")
     assert opened.events_of(Unread) == ([Unread(3)] if waits else [])
 
@@ -386,16 +397,16 @@ async def test_an_oversized_frame_is_an_event(opened: Opened) -> None:
     async with opened.engine() as engine:
         await engine.wait_for_subscriber(60)
         engine.publish(bytes(2000))
-        await eventually(lambda: opened.events_of(Oversize), "the event")
+        await eventually(lambda: opened.events_of(StreamBroken), "the event")
         opened.sockets.ask(RequestReplay(3, 1, 0))
         await eventually(lambda: opened.events_of(ReplayAborted), "the end of the answer")
-    assert opened.events_of(Oversize) == [Oversize(3)]
+    assert opened.events_of(StreamBroken) == [StreamBroken(3, Reason.FRAME_SIZE)]
     assert opened.events_of(ReplayAborted)[0] == ReplayAborted(3, 1)
 
 
 async def test_an_engine_without_keys_fails_the_handshake(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     public, secret = zmq.curve_keypair()
-    opened.open(PeerPolicy(curve=Curve(public, secret, server=public)))
+    opened.open(PeerPolicy(1_000_000, Curve(public, secret, server=public)))
     async with opened.engine():
         await eventually(lambda: opened.events_of(HandshakeFailed), "the event")
     failed = opened.events_of(HandshakeFailed)[0]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,8 @@ from tests.doubles.kvbus_process import Place, engine_at, router_at, run_async
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.socket_routers import RouterOnASet
 from tests.hostile.bad import BATCHES, FRAMES
+from tests.hostile.test_flood import resident
+from tests.transport.zmtp.peers import hello
 
 
 def rejected(place: Place) -> dict[str, int]:
@@ -63,6 +69,56 @@ def test_a_running_bus_counts_every_kind_of_bad_input_and_survives(tmp_path: Pat
                     assert source["state"] == "live"
                     assert place.get("/livez")[0] == 200
                     assert command.process.poll() is None
+
+    run_async(main())
+
+
+def flood(server: socket.socket, sent: list[int]) -> None:
+    """Accept connections as an engine, one after another, and send each one a message that does not end."""
+    with contextlib.suppress(OSError):  # the server is closed at the end of the test
+        while True:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(hello(b"PUB"))
+                while True:
+                    sent.append(connection.send(b"\1\0" * 32_768))
+
+
+def test_a_message_without_an_end_costs_little_memory_and_time(tmp_path: Path) -> None:
+    """An engine to which kvbus connects sends 16 MB of empty frames, none of which is the last one of its message.
+
+    kvbus closes the connection, counts the message, names the reason, and answers ``/livez`` at once. Later a correct
+    engine at the same address is read.
+    """
+
+    async def main() -> None:
+        place = Place(tmp_path)
+        sent: list[int] = []
+        with place.kvbus() as command:
+            await place.ready(command)
+            before = resident(command.process.pid)
+            server = socket.create_server(("127.0.0.1", int(place.engine.rpartition(":")[2])))
+            threading.Thread(target=flood, args=(server, sent), daemon=True).start()
+            slowest = 0.0
+
+            def alive() -> bool:
+                nonlocal slowest
+                begin = time.monotonic()
+                assert place.get("/livez")[0] == 200
+                slowest = max(slowest, time.monotonic() - begin)
+                return rejected(place).get("message_size", 0) >= 3
+
+            await eventually(alive, "three messages that were cut")
+            assert slowest < 2
+            assert resident(command.process.pid) - before < 60_000_000
+            await eventually(lambda: "message_too_large" in place.get("/findings")[1], "the finding")
+            server.shutdown(socket.SHUT_RDWR)
+            server.close()
+            async with engine_at(place) as engine:
+                with router_at(place) as router:
+                    await place.subscribed()
+                    engine.publish(payload(store([1, 2])))
+                    await holds(router, 1, 2)
 
     run_async(main())
 

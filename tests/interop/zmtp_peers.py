@@ -50,6 +50,10 @@ class Library:
         """Run a program with a SUB socket. ``how`` says whether the socket connects or binds."""
         return self.run("subscribe", how, endpoint, topic, *options)
 
+    def publisher(self, endpoint: str, *options: str, how: str = "bind") -> Running:
+        """Run a program with a PUB socket. ``how`` says whether the socket connects or binds."""
+        return self.run("publish", how, endpoint, "", *options)
+
     def requester(self, endpoint: str, *frames: bytes, how: str = "dealer", options: Sequence[str] = ()) -> Running:
         """Run a program with a DEALER or a REQ socket that has sent one request."""
         return self.run("ask", how, endpoint, ",".join(frame.hex() for frame in frames), *options)
@@ -99,6 +103,12 @@ class ForeignPeer(Talker):
     def seqs(self) -> list[int]:
         """The seqs of the live batches that the program received."""
         return [int.from_bytes(seq, "big") for _, seq, _ in self.messages]
+
+    def publish(self, *frames: bytes) -> None:
+        """Let the program of a publisher send a message."""
+        assert self.child.process is not None
+        assert self.child.process.stdin is not None
+        self.child.process.stdin.write(",".join(frame.hex() for frame in frames).encode() + b"\n")
 
     async def count(self, what: str, number: int = 1) -> None:
         """Wait until the program has reported this event ``number`` times. Fail if the program ends before."""

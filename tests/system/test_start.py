@@ -161,7 +161,7 @@ def test_host_names_are_resolved_in_the_second_io_thread(endpoint: str, bind: bo
     context = sockets.Context(sockets.IO_THREADS)
     sub = sockets.make_socket(context, zmq.SUB)
     try:
-        sockets.attach(sub, endpoint, bind=bind)
+        sockets.attach_or_refuse(sub, endpoint, bind=bind)
         assert sub.getsockopt(zmq.AFFINITY) == thread
     finally:
         sub.close(0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvbus.core.wire.frames import replay_request
-from kvbus.transport.ingress import RequestConnection
+from kvbus.transport.request import RequestConnection
 from tests.doubles.bus import eventually
 from tests.long import LONG
 from tests.ports import free_port
@@ -21,7 +21,8 @@ from tests.transport.bare import dialled, listening
 from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import END, both_loops, u64
 from tests.transport.replaying import served
-from tests.transport.test_ingress import live_stream
+from tests.transport.test_dialled import dialled as dialled_stream
+from tests.transport.test_subscription import bound as bound_stream
 
 SECONDS = 23.0 if LONG else 6.0
 """Duration of the test in seconds.
@@ -38,7 +39,7 @@ async def test_peers_without_zmtp_commands_stay_connected_and_get_no_command(con
     Some peers are busy, some are silent, and one is reading a replay answer. kvbus must not send any of them a command
     such as PING, and must not close their connections because they send none.
     """
-    bound, engine_port, replay_port = (free_port() for _ in range(3))
+    engine_port, replay_port = (free_port() for _ in range(2))
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -53,9 +54,9 @@ async def test_peers_without_zmtp_commands_stay_connected_and_get_no_command(con
         slow = await enter(dialled(server, b"DEALER", pace=SECONDS / 600))
         # engines: one to which kvbus connects, one that connects to kvbus, and one that answers a replay request slowly
         engines = await enter(listening(engine_port, b"PUB"))
-        got, said = await enter(live_stream(context, f"tcp://127.0.0.1:{engine_port}"))
-        dialled_got, dialled_said = await enter(live_stream(context, f"tcp://127.0.0.1:{bound}", bind=True))
-        dials = await enter(dialled(bound, b"PUB"))
+        live = await enter(dialled_stream(f"tcp://127.0.0.1:{engine_port}"))
+        bound = await enter(bound_stream())
+        dials = await enter(dialled(int(bound.endpoint.rpartition(":")[2]), b"PUB"))
         replays = await enter(listening(replay_port, b"ROUTER"))
         answer: list[Any] = []
         question = RequestConnection(context, f"tcp://127.0.0.1:{replay_port}", replay_request(0), answer.append)
@@ -87,12 +88,14 @@ async def test_peers_without_zmtp_commands_stay_connected_and_get_no_command(con
             engine.send(b"", u64(0), b"x")
         replays[0].send(b"", b"", END, b"")
         await eventually(lambda: len(patient.messages) == 4, "one more answer on the same connection")
-        await eventually(lambda: got and dialled_got and len(answer) == 2, "what the engines said at last")
+        await eventually(lambda: live.batches and bound.batches and len(answer) == 2, "what the engines said at last")
         await eventually(lambda: slow.messages[-1][-2] == END, "the end of the slow answer")
         await eventually(lambda: all(len(router.messages) == sent for router in routers), "every batch")
 
         assert [peer.commands for peer in peers] == [[b"READY"]] * 7
-        assert said == dialled_said == [True]
+        assert live.ups == [True]
+        assert bound.seen[0] is True
+        assert False not in bound.seen
         for router in routers:
             assert router.messages == [[b"", u64(seq), b"x"] for seq in range(sent)]
         assert [message[-2] for message in slow.messages] == [*map(u64, range(600)), END]

@@ -238,8 +238,10 @@ async def test_dial_reports_a_name_server_that_does_not_answer(monkeypatch):
         )
 
 
-async def test_dial_names_an_address_that_zeromq_would_not_try(monkeypatch, context):
-    port = context.socket(zmq.PUB).bind_to_random_port(HOST)
+async def test_dial_names_an_address_that_libzmq_would_not_try(monkeypatch, context):
+    """kvbus requests replays with libzmq, which tries only the first address. Live streams try every address."""
+    port = context.socket(zmq.ROUTER).bind_to_random_port(HOST)
+    live = context.socket(zmq.PUB).bind_to_random_port(HOST)
 
     def both(_host, port, family=0, **_):
         prefix = "::ffff:" if family else ""
@@ -248,7 +250,9 @@ async def test_dial_names_an_address_that_zeromq_would_not_try(monkeypatch, cont
         ]
 
     monkeypatch.setattr(socket, "getaddrinfo", both)
-    async with dial(f"tcp://engine:{port}", Role.SUB, seconds=8) as dialled:
+    async with dial(f"tcp://engine:{live}", Role.SUB, seconds=8) as dialled:
+        assert (dialled.outcome.stop, dialled.outcome.socket_type) == (Stop.OPEN, "PUB")
+    async with dial(f"tcp://engine:{port}", Role.DEALER, seconds=8) as dialled:
         assert dialled.outcome.stop is Stop.OTHER_ADDRESS
         assert dialled.outcome.addresses == ("127.0.0.2", "127.0.0.1")
         assert dialled.outcome.detail == "127.0.0.2; 127.0.0.1 accepts"

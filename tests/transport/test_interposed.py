@@ -11,9 +11,8 @@ import pytest
 import zmq
 
 from kvbus.core.stats import OutputStats
-from kvbus.transport.accepted import limits_of_publishers
-from kvbus.transport.ingress import Events
 from kvbus.transport.interposed import MAX_PUBLISHERS, Interposed, InterposedStream
+from kvbus.transport.subscription import Events, limits_of_publishers
 from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.wire import encode_message, subscribe
 from tests.doubles.bus import eventually
@@ -47,7 +46,10 @@ class Port:
 
     def begin(self) -> None:
         events = Events(
-            self.seen.append, self.seen.append, oversize=lambda: self.seen.append("oversize"), drained=self._drained
+            self.seen.append,
+            self.seen.append,
+            broken=lambda reason, _: self.seen.append(reason),
+            drained=self._drained,
         )
         self.stream = InterposedStream(self.port, topics=self.topics, events=events)
 

@@ -18,8 +18,9 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 import zmq
-from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.sockets import make_context
+from kvbus.transport.request import RequestConnection
+from kvbus.transport.sockets import PeerPolicy, make_context
+from kvbus.transport.subscription import DialledStream, Events
 
 live, replay = int(sys.argv[1]), int(sys.argv[2])
 hosts = Path("/etc/hosts")
@@ -44,9 +45,8 @@ async def main():
     old, new = engine(context, "127.0.0.2"), engine(context, "127.0.0.3")
     hosts.write_text("127.0.0.2 engine.test\\n")
     up = asyncio.Queue()
-    stream = LiveStream(
-        context, f"tcp://engine.test:{live}", bind=False, topics=[b""], events=Events(lambda _: None, up.put_nowait)
-    )
+    events = Events(lambda _: None, up.put_nowait)
+    stream = DialledStream(f"tcp://engine.test:{live}", topics=[b""], events=events, policy=PeerPolicy(1000))
     assert await asyncio.wait_for(up.get(), 60)
     hosts.write_text("127.0.0.3 engine.test\\n")
     assert await asked(context, stream, old[1]), "the live stream's engine is asked"

@@ -1,7 +1,4 @@
-"""Tests for a frame that is larger than the limit MAXMSGSIZE of kvbus's socket.
-
-libzmq then closes the connection, and does not connect again if it had made the connection.
-"""
+"""Tests for a frame that is larger than ``limits.max_frame_bytes``: kvbus closes the connection of its sender."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def filled(n: int) -> bytes:
 
 
 async def test_an_oversize_batch_is_counted_and_later_batches_are_relayed():
-    """Only the oversize batch is lost, although libzmq closes the connection because of it.
+    """Only the oversize batch is lost, although kvbus closes the connection because of it.
 
     kvbus connects again, and also relays the batches that were published while it was not connected.
     """

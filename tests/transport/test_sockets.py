@@ -19,8 +19,9 @@ import zmq
 from kvbus.core.wire.frames import replay_request
 from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
-from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.sockets import OPTIONS, check_peer, make_context, make_socket
+from kvbus.transport.request import RequestConnection
+from kvbus.transport.sockets import OPTIONS, PeerPolicy, check_peer, make_context, make_socket
+from kvbus.transport.subscription import DialledStream, Events
 from tests.doubles.bus import eventually
 from tests.ports import free_port
 from tests.transport.live.test_stream import stream_of
@@ -96,7 +97,8 @@ async def test_kvbus_probes_silent_engines_with_tcp_keepalive(context):
     port, replay_port = free_port(), free_port()
     where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
-        stream = LiveStream(context, where, bind=False, topics=[b""], events=Events(lambda _: None, lambda _: None))
+        events = Events(lambda _: None, lambda _: None)
+        stream = DialledStream(where, topics=[b""], events=events, policy=PeerPolicy(1000))
         question = RequestConnection(context, replay, replay_request(0), lambda _: None)
         try:
             await probed(port, accepted=False)

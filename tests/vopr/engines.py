@@ -1,11 +1,12 @@
-"""Simulated engines, and a simulation of libzmq between them and kvbus.
+"""Simulated engines, and a simulation of the connections between them and kvbus.
 
 Like vLLM and SGLang, an engine publishes on a PUB and answers replay requests on a ROUTER in one thread. Therefore an
 answer is the content of the replay buffer at one moment. :class:`SimLive` and :class:`SimRequest` stand for the sockets
-of a source, :class:`~kvbus.transport.ingress.LiveStream` and :class:`~kvbus.transport.ingress.RequestConnection`. They
-simulate libzmq: queues drop messages at the high-water mark, and a broken connection loses messages. The monitor's
-events may come before or after nearby messages. A subscription takes effect some time after the connection, and an
-answer may arrive in parts.
+of a source, :class:`~kvbus.transport.subscription.DialledStream` and
+:class:`~kvbus.transport.request.RequestConnection`. Queues drop messages at the engine's high-water mark, and a broken
+connection loses messages. The simulation is harsher than the real sockets: the begin and the end of a connection may be
+reported before or after nearby messages. A subscription takes effect some time after the connection, and an answer may
+arrive in parts.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kvbus.core.wire.frames import END_SEQ
-from kvbus.transport.ingress import Events
 from kvbus.transport.pump import CAP
+from kvbus.transport.subscription import Events
 from tests.properties.world import Change, Engine, seq_frame
 from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule
 
 RECONNECT = 0.1
-"""Seconds after which the simulated libzmq first tries to connect again."""
+"""Seconds after which a broken connection is first tried again."""
 
 
 class EngineNode:
@@ -223,7 +224,9 @@ class _Socket:
 
 
 class SimLive(_Socket):
-    """A simulated subscription to an engine's live stream, in place of :class:`kvbus.transport.ingress.LiveStream`."""
+    """A simulated subscription to an engine's live stream, in place of
+    :class:`kvbus.transport.subscription.DialledStream`.
+    """
 
     reached = None
     """Address that the host name led to. It is always None, because the simulated network has no host names."""
@@ -248,7 +251,7 @@ class SimLive(_Socket):
         self._wait = RECONNECT
         self.node = node
         self._monitor(True)
-        # kvbus's monitor reports the connection before the publisher has processed the subscription
+        # kvbus reports the connection before the publisher has processed the subscription
         self.schedule.after(self.chance.choice([0.0005, 0.0005, 0.05]), self._joined, node)
 
     def beside(self, endpoint: str) -> str:
@@ -315,7 +318,7 @@ class SimLive(_Socket):
 
 class SimRequest(_Socket):
     """A simulated replay request on its own connection, in place of
-    :class:`kvbus.transport.ingress.RequestConnection`.
+    :class:`kvbus.transport.request.RequestConnection`.
     """
 
     def __init__(self, directory: Directory, endpoint: str, request: list[bytes], handler: Any) -> None:

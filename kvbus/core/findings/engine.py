@@ -293,6 +293,23 @@ FRAME_TOO_LARGE: Final = problem(
     "raise limits.max_frame_bytes, if the engine needs frames of this size",
     "kvbus closes the connection when such a large frame arrives, and the batch is lost.",
 )
+MESSAGE_TOO_LARGE: Final = problem(
+    "message_too_large",
+    "{at}.endpoint",
+    "a message of {endpoint} does not end: it is larger than four times limits.max_frame_bytes, or has more than 1,024 "
+    "frames",
+    "set endpoint to an engine's event port; if it is one, report the defect of the engine's publisher",
+    "kvbus closes the connection when a message exceeds one of these limits, and the message is lost. A batch has "
+    "three frames.",
+)
+ZMTP_BROKEN: Final = problem(
+    "zmtp_broken",
+    "{at}.endpoint",
+    "the publisher at {endpoint} breaks the rules of ZMTP, ZeroMQ's protocol",
+    "update the engine's ZeroMQ library; the log of kvbus names the broken rule",
+    "kvbus closes the connection when a peer breaks a rule of the protocol, and connects again. Batches sent meanwhile "
+    "are lost, or come by a replay.",
+)
 BATCH_TOO_LARGE: Final = problem(
     "batch_too_large",
     "limits.max_events",

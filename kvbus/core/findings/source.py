@@ -36,6 +36,8 @@ It is three times the number of copies that any engine is known to keep.
 
 _OWN_ROW: Final = {
     Reason.FRAME_SIZE: catalogue.FRAME_TOO_LARGE,
+    Reason.MESSAGE_SIZE: catalogue.MESSAGE_TOO_LARGE,
+    Reason.ZMTP: catalogue.ZMTP_BROKEN,
     Reason.TOO_MANY_EVENTS: catalogue.BATCH_TOO_LARGE,
 }
 _REFUSALS: Final = {
@@ -156,7 +158,7 @@ def _of_events(source: Source) -> Iterator[Finding]:
         yield catalogue.BLOCK_SIZE_TOO_LARGE(size=size)
     for reason, kind in _OWN_ROW.items():
         if reason in rejected:
-            yield kind(endpoint=location.endpoint)
+            yield kind(at=location.section, endpoint=location.endpoint)
     refused = {reason: count for reason, count in rejected.items() if reason not in _SAID_ELSEWHERE}
     for kind, of_batches in ((catalogue.NOT_EVENTS, True), (catalogue.EVENTS_REFUSED, False)):
         counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is of_batches}

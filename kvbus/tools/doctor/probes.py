@@ -18,7 +18,7 @@ from msgspec import UNSET, structs
 
 from kvbus.common.errors import BindError
 from kvbus.config import Config, SourceStream
-from kvbus.core.events import BatchReceived, SourcesNamed
+from kvbus.core.events import BatchReceived, SourcesNamed, StreamBroken
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.source import Source
@@ -41,10 +41,9 @@ from kvbus.daemon.build import source_spec
 from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import ClosedError, Connection, Dialled, accept, dial
 from kvbus.transport.reach import PUBLISHERS, Outcome, Stop
+from kvbus.transport.subscription import BROKEN, limits_of_publishers
 from kvbus.transport.zmtp.mechanism import Role
-from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
-from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
 """Maximum number of batches that doctor remembers of one publisher.
@@ -90,7 +89,6 @@ class Heard:
         Each batch shows the difference between the clocks plus the time that the batch took. The difference closest to
         0 is kept, because it contains the least delay.
         """
-        self.oversize = False
         self.messages = 0
 
     @property
@@ -128,6 +126,10 @@ class Heard:
             self._look_into(message, live=live)
         if live:
             self._relay.handle(BatchReceived(0, frames), time.monotonic())
+
+    def closed(self, reason: Reason) -> None:
+        """Add to the summary that the publisher broke a limit or a rule of ZMTP, which ended the connection."""
+        self._relay.handle(StreamBroken(0, reason), time.monotonic())
 
     def _number(self, message: LiveMessage) -> None:
         before, now = self.batches.pop(message.seq, None), fingerprint(message.payload)
@@ -261,9 +263,7 @@ class Prober:
         self._may_bind = may_bind
         limits = config.limits
         self._frames = FrameLimits(limits.max_frames, limits.max_frame_bytes, limits.max_events)
-        self._limits = Limits(
-            frame_bytes=limits.max_frame_bytes, message_frames=256, message_bytes=4 * limits.max_frame_bytes
-        )
+        self._limits = limits_of_publishers(limits.max_frame_bytes)
 
     async def look(self, stream: SourceStream) -> Looked:
         """Probe the endpoints of one publisher in parallel, and return the results."""
@@ -375,7 +375,7 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
                 when = limit.when()
                 limit.reschedule(min(loop.time() + ENOUGH_S, loop.time() + ENOUGH_S if when is None else when))
     except ProtocolError as error:
-        heard.oversize = heard.oversize or error.reason in {Broken.FRAME_BYTES, Broken.MESSAGE_BYTES}
+        heard.closed(BROKEN[error.reason])
     except ClosedError:
         return
 

@@ -194,8 +194,6 @@ class SourceJudge:
     def _stream(self, looked: Looked) -> Iterator[Finding]:
         heard, stream = looked.heard, looked.stream
         facts = {"at": self._at, "endpoint": stream.endpoint}
-        if heard.oversize:
-            yield catalogue.FRAME_TOO_LARGE(**facts)
         if heard.topics and not heard.wanted:
             topics = " or ".join(map(shown, list(heard.topics)[:3]))
             yield catalogue.TOPIC(at=self._at, prefix=shown(self._source.topic.encode()), elsewhere=topics)

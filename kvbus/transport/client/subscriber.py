@@ -15,9 +15,10 @@ import zmq
 from kvbus.common.errors import BindError
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
-from kvbus.transport.ingress import Events, LiveStream, RequestConnection
+from kvbus.transport.client.live import LiveStream
 from kvbus.transport.pump import MAX_KEPT_FRAMES
-from kvbus.transport.sockets import PeerPolicy, check_peer, check_port, end, refused
+from kvbus.transport.request import RequestConnection
+from kvbus.transport.sockets import PeerPolicy, check_peer, end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,22 +173,17 @@ class StreamSockets:
             self._context = None
 
     def _open_live(self, context: Context, endpoint: str) -> None:
-        events = Events(self._handler.on_live, self._handler.on_connection, refused=self._handler.on_refused)
-        check_port(endpoint)
-        try:
-            self._live = LiveStream(
-                context,
-                endpoint,
-                bind=self._bind,
-                topics=self._topics,
-                events=events,
-                policy=self._policy,
-                hwm=self._hwm,
-            )
-        except BindError as error:
-            if isinstance(error.__cause__, zmq.ZMQError):
-                raise refused(error.__cause__, endpoint, bind=self._bind) from error
-            raise
+        self._live = LiveStream(
+            context,
+            endpoint,
+            bind=self._bind,
+            topics=self._topics,
+            message=self._handler.on_live,
+            connection=self._handler.on_connection,
+            refused=self._handler.on_refused,
+            policy=self._policy,
+            hwm=self._hwm,
+        )
         self._live.read(on=False)
         if self._bind:
             self.endpoint = self._live.bound

@@ -1,4 +1,4 @@
-"""kvbus's own implementation of ZMTP 3.0 and 3.1, for the ports where routers and engines connect.
+"""kvbus's own implementation of ZMTP 3.0 and 3.1, for live streams of engines, and for everything that routers read.
 
 In: bytes from peers. Out: complete messages, subscriptions and the reason for each end of a connection, as calls of a
 handler; and bytes to each peer. kvbus counts and limits every byte of a peer before it keeps the byte. A peer that

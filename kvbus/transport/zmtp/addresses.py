@@ -178,6 +178,12 @@ def peer_address(connected: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def host_of(address: str) -> str | None:
+    """Return the host in a peer's address from :func:`peer_address`, without brackets; None if it has none."""
+    host, colon, _ = address.rpartition(":")
+    return host.strip("[]") if colon else None
+
+
 def prepare(connected: socket.socket) -> None:
     """Make a new connection non-blocking, and set its TCP options."""
     connected.setblocking(False)

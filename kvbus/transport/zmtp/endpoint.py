@@ -13,11 +13,13 @@ import random
 import resource
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvbus.common.errors import BindError
+from kvbus.common.look_ups import addresses_of
 from kvbus.transport.unsent import UNLIMITED, Unsent
 from kvbus.transport.zmtp import addresses, tcp
 from kvbus.transport.zmtp.mechanism import PUBLISHERS, MechanismFactory, Role
@@ -45,13 +47,16 @@ FIRST: Final = 0.1
 """Maximum seconds before the second attempt to dial. Each further wait is twice as long, up to :data:`LONGEST`."""
 
 LONGEST: Final = 2.0
-"""Maximum seconds between two attempts to dial, so that kvbus reconnects to a restarted router within two seconds."""
+"""Maximum seconds between two attempts to dial, so that kvbus reconnects to a restarted peer within two seconds."""
 
 CONNECT_TIMEOUT: Final = 5.0
 """Maximum seconds for connecting to one address."""
 
-_SCRATCH: Final = 16 * 1024
-"""Maximum bytes that kvbus reads from a connection with one system call."""
+MAX_READ: Final = 64 * 1024
+"""Largest :attr:`Settings.read_bytes`."""
+
+_buffers = threading.local()
+"""The buffer into which the connections of all endpoints of a thread read, as the attribute ``scratch``."""
 
 _NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -93,6 +98,8 @@ class Settings:
         handshake_timeout: maximum seconds for a handshake.
         high_water: number of bytes queued in kvbus for a peer above which the peer is not ``writable``.
         low_water: number of queued bytes at which the peer is ``writable`` again.
+        read_bytes: maximum number of bytes that kvbus reads from a connection with one system call. kvbus may hold as
+            many bytes of each connection that it has not decoded yet.
         unsent_bytes: maximum number of unsent bytes that the kernel queues for a peer; 0 for the kernel's default.
         gone_after: seconds without an expected acknowledgement from the peer's kernel after which the peer is gone.
         unsent: the limit for the bytes that wait for the peers, which several endpoints share.
@@ -107,6 +114,7 @@ class Settings:
     handshake_timeout: float = 3.0
     high_water: int = 256 * 1024
     low_water: int = 64 * 1024
+    read_bytes: int = 16 * 1024
     unsent_bytes: int = 0
     gone_after: float = tcp.GONE_AFTER
     unsent: Unsent = UNLIMITED
@@ -138,8 +146,10 @@ class Endpoint:
         self.loop = asyncio.get_running_loop()
         self.handler = handler
         self.settings = settings
-        self.scratch = memoryview(bytearray(_SCRATCH))
-        """The buffer into which all connections of the endpoint read."""
+        if not hasattr(_buffers, "scratch"):
+            _buffers.scratch = memoryview(bytearray(MAX_READ))
+        self.scratch: memoryview = _buffers.scratch[: settings.read_bytes]
+        """The buffer into which the connections read. Each one copies the bytes immediately after a read."""
         self.peers: dict[int, Peer] = {}
         """The peers whose handshake has succeeded, by :attr:`Peer.id`."""
         self._role = role
@@ -359,11 +369,13 @@ def _descriptors() -> int:
 
 
 class Dialler(Endpoint):
-    """An endpoint that keeps up a connection to one router until :meth:`close`, for a router that binds its SUB.
+    """An endpoint that keeps up a connection to one peer until :meth:`close`.
+
+    The peer is an engine, or a router that binds its SUB.
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``. kvbus looks up the host name at every attempt.
-        role: kvbus's socket type, which is PUB.
+        role: SUB or PUB.
         handler: receives the events of the peer.
         settings: limits and timeouts.
         refused: called for each connection that does not become a peer; None for no call.
@@ -401,7 +413,8 @@ class Dialler(Endpoint):
             peer = None if connected is None else self.start(connected, accepting=False)
             if peer is not None:
                 await peer.ended
-                if peer.is_open:
+                # A peer that breaks a rule each time is not dialled more and more often.
+                if peer.is_open and self.loop.time() - peer.since >= wait:
                     wait = FIRST
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - so that many do not dial at once
             wait = min(2 * wait, LONGEST)
@@ -409,26 +422,31 @@ class Dialler(Endpoint):
     async def _dial(self) -> socket.socket | None:
         """Connect to the endpoint's first address that accepts, and return the socket; None if all addresses fail."""
         for family, address in await self._resolve():
-            connected = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                addresses.prepare(connected)
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    await self.loop.sock_connect(connected, address)
-            except OSError:  # includes TimeoutError
+            with contextlib.suppress(OSError):  # such as a TimeoutError, or no free file descriptor
+                connected = await self._connect(family, address)
+                if self._path is not None or connected.getsockname() != connected.getpeername():
+                    return connected
+                # If nothing listens at a local port, TCP may connect the port to itself.
                 connected.close()
-            except BaseException:
-                connected.close()
-                raise
-            else:
-                return connected
         return None
 
-    async def _resolve(self) -> list[tuple[int, tuple[object, ...] | str]]:
+    async def _connect(self, family: int, address: Any) -> socket.socket:
+        connected = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            addresses.prepare(connected)
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await self.loop.sock_connect(connected, address)
+            connected.getpeername()  # raises an OSError if the peer has disconnected already
+        except BaseException:
+            connected.close()
+            raise
+        return connected
+
+    async def _resolve(self) -> list[tuple[int, Any]]:
         if self._path is not None:
             return [(socket.AF_UNIX, self._path)]
         with contextlib.suppress(OSError):
-            found = await self.loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            return [(family, address) for family, _, _, _, address in found]
+            return await addresses_of(self._host, self._port)
         return []
 
     def close(self, linger: float = 0.0) -> None:

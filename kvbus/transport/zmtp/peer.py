@@ -194,7 +194,7 @@ class Peer(asyncio.BufferedProtocol):
         Join all messages of one iteration of the event loop, and pass them in one call, because the cost depends on the
         number of calls.
         """
-        if self._transport is None or self.closed or not data:
+        if self._transport is None or self.reason is not None or not data:
             return
         if self.rewrite is not None:
             data = self.rewrite(data)
@@ -269,16 +269,8 @@ class Peer(asyncio.BufferedProtocol):
         stream.write(self._zmtp.data_to_send())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio gives it
-        """Return the buffer for the next read.
-
-        All connections of the endpoint share it, because each one copies the bytes immediately after the read.
-        """
+        """Return the buffer for the next read, which all connections share."""
         return self._endpoint.scratch
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Decode the bytes that the event loop has read into the buffer."""
-        self._zmtp.receive_data(self._endpoint.scratch[:nbytes])
-        self._decode()
 
     def eof_received(self) -> None:
         """Close the connection, because the peer has closed its side."""
@@ -316,24 +308,33 @@ class Peer(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         self._later = None
-        self._decode()
+        self.buffer_updated(0)
         waits = self._paused or self._later is not None or self.closed
         if not waits and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _decode(self) -> None:
-        """Decode up to :data:`EVENTS` ZMTP events (messages, …) of the received bytes.
+    def buffer_updated(self, nbytes: int) -> None:
+        """Decode up to :data:`EVENTS` ZMTP events (messages, …) of the received bytes, and call the handler for each.
 
-        Call the handler for each of them.
+        The path of each batch is in this one method, because each further call takes time.
+
+        Args:
+            nbytes: number of bytes that the event loop has read into the buffer.
         """
+        zmtp = self._zmtp
         try:
+            if nbytes:
+                zmtp.receive_data(self._endpoint.scratch[:nbytes])
             for _ in range(EVENTS):
-                if self._paused or self.reason is not None:
+                if self._paused or self.reason is not None or not zmtp.buffer:
                     return
-                event = self._zmtp.next_event()
+                event = zmtp.next_event()
                 if event is None:
                     return
-                self._take(event)
+                if type(event) is Message:
+                    self._endpoint.handler.received(self, event.frames)
+                else:
+                    self._take(event)
             self._decode_later()
         except ProtocolError as problem:
             self._fail(problem)
@@ -342,7 +343,8 @@ class Peer(asyncio.BufferedProtocol):
             self._endpoint.loop.call_exception_handler(context)
             self.close(Reason.INTERNAL)
         finally:
-            self._answer()
+            if zmtp.out:
+                self._answer()
 
     def _fail(self, problem: ProtocolError) -> None:
         self.detail = str(problem)
@@ -355,9 +357,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def _take(self, event: Event) -> None:
         handler = self._endpoint.handler
-        if isinstance(event, Message):
-            handler.received(self, event.frames)
-        elif isinstance(event, Subscribed):
+        if isinstance(event, Subscribed):
             handler.subscribed(self, event.topic)
         elif isinstance(event, Cancelled):
             handler.cancelled(self, event.topic)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from kvbus.transport.zmtp import wire
 from kvbus.transport.zmtp.mechanism import Mechanism, Null, Role, Sealing
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
-from kvbus.transport.zmtp.wire import Frame, take_frame
+from kvbus.transport.zmtp.wire import Frame, take_frame, take_message
 
 MAX_IDENTITY: Final = 255
 
@@ -33,6 +33,12 @@ allow-list.
 
 _SUBSCRIBE: Final = 1
 _CANCEL: Final = 0
+
+_FRAMES: Final = 16
+"""Maximum number of frames of an unfinished message that are decoded for one event.
+
+An engine's batch has three frames. A message with many frames takes several events, which the caller limits.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +207,11 @@ class Protocol:
         self._version = (0, 0)
         self._handshake_bytes = 0
 
-        # Received bytes that are not decoded yet, bytes to send, and the maximum bytes of the next frame's body.
-        self._buffer = bytearray()
-        self._out = bytearray(wire.OPENING)
+        self.buffer = bytearray()
+        """Received bytes that are not decoded yet."""
+        self.out = bytearray(wire.OPENING)
+        """Bytes that :meth:`data_to_send` returns next."""
+        # Maximum bytes of the next frame's body.
         self._frame_bytes = limits.frame_bytes
 
         # The message whose last frame has not arrived: its kept frames, and its bytes and frames so far.
@@ -214,7 +222,7 @@ class Protocol:
     @property
     def held_bytes(self) -> int:
         """Number of bytes that this object keeps for the peer, including the topics of its subscriptions."""
-        return len(self._buffer) + sum(map(len, self._frames)) + self.topics.bytes
+        return len(self.buffer) + sum(map(len, self._frames)) + self.topics.bytes
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
         """Add received bytes to the buffer.
@@ -223,12 +231,12 @@ class Protocol:
         incomplete frame and the new bytes.
         """
         if self.state is not State.FAILED:
-            self._buffer += data
+            self.buffer += data
 
     def data_to_send(self) -> bytes:
         """Remove and return the bytes that are to be sent to the peer: the greeting, the handshake and answers."""
-        data = bytes(self._out)
-        self._out.clear()
+        data = bytes(self.out)
+        self.out.clear()
         return data
 
     def next_event(self) -> Event | None:
@@ -239,24 +247,29 @@ class Protocol:
         """
         try:
             if self.state is State.OPEN:
+                if self.sealing is None and not self._message_frames and self._role is not Role.PUB:
+                    limits = self._limits
+                    frames = take_message(self.buffer, limits.frame_bytes, limits.message_bytes, limits.kept_frames)
+                    if frames is not None:
+                        return Message(frames)
                 return self._next()
             if self.state is State.GREETING:
                 self._greet()
             return self._shake_hands() if self.state is State.HANDSHAKE else None
         except ProtocolError as problem:
             if self.state is State.HANDSHAKE and problem.reason not in _NO_ANSWER:
-                self._out += wire.error(str(problem))
+                self.out += wire.error(str(problem))
             self.state = State.FAILED
-            self._buffer.clear()
+            self.buffer.clear()
             self._frames.clear()
             raise
 
     def _greet(self) -> None:
         """Process the peer's greeting if it is complete, and start the handshake."""
-        arrived = len(self._buffer)
-        greeting = wire.take_greeting(self._buffer)
+        arrived = len(self.buffer)
+        greeting = wire.take_greeting(self.buffer)
         if arrived >= len(wire.OPENING):
-            self._out += self._rest_of_greeting
+            self.out += self._rest_of_greeting
             self._rest_of_greeting = b""
         if greeting is None:
             return
@@ -266,13 +279,13 @@ class Protocol:
         if theirs != ours:
             text = f"the peer's mechanism is {theirs.decode('ascii', 'replace')}, kvbus's is {ours.decode()}"
             raise ProtocolError(Reason.MECHANISM, text)
-        self._out += self._mechanism.start()
+        self.out += self._mechanism.start()
 
     def _shake_hands(self) -> Event | None:
         """Process the peer's next command of the handshake, and return the event; None if the command is incomplete."""
         mechanism = self._mechanism
         room = self._limits.handshake_bytes - self._handshake_bytes
-        frame = take_frame(self._buffer, room, Reason.HANDSHAKE_BYTES)
+        frame = take_frame(self.buffer, room, Reason.HANDSHAKE_BYTES)
         if frame is None:
             return None
         self._handshake_bytes += len(frame.body)
@@ -285,7 +298,7 @@ class Protocol:
             raise ProtocolError(Reason.COMMAND, f"the command {name!r} in place of {mechanism.expected.decode()}")
         answer = mechanism.receive(data)
         opened = None if mechanism.peer is None else self._open(mechanism.peer)
-        self._out += answer
+        self.out += answer
         return opened or Progress()
 
     def _open(self, peer: dict[bytes, bytes]) -> Opened:
@@ -307,15 +320,23 @@ class Protocol:
         return Opened(socket_type, identity, self._version, self._mechanism.peer_key)
 
     def _next(self) -> Event | None:
-        """Process the next frame after the handshake, and return the event; None if the frame is incomplete."""
-        frame = take_frame(self._buffer, self._frame_bytes)
-        if frame is None:
-            return None
-        if self.sealing is not None:
-            frame = self.sealing.unseal(frame)
-        return self._command(frame.body) if frame.command else self._message(frame)
+        """Process the next message or command after the handshake, and return the event; None if it is incomplete."""
+        buffer, limit, sealing = self.buffer, self._frame_bytes, self.sealing
+        for _ in range(_FRAMES):
+            frame = take_frame(buffer, limit)
+            if frame is None:
+                return None
+            if sealing is not None:
+                frame = sealing.unseal(frame)
+            if frame.command:
+                return self._command(frame.body)
+            event = self._message(frame)
+            if event is not None:
+                return event
+        return Progress()
 
-    def _message(self, frame: Frame) -> Event:
+    def _message(self, frame: Frame) -> Event | None:
+        """Add a frame to the message, and return the event at the message's last frame."""
         limits, body = self._limits, frame.body
         self._message_frames += 1
         self._message_bytes += len(body)
@@ -330,7 +351,7 @@ class Protocol:
             if len(self._frames) < limits.kept_frames:
                 self._frames.append(body)
             if frame.more:
-                return Progress()
+                return None
             frames, self._frames = self._frames, []
             return Message(frames)
         if not single or not body or body[0] not in {_SUBSCRIBE, _CANCEL}:
@@ -346,7 +367,7 @@ class Protocol:
     def _command(self, body: bytes) -> Event:
         name, data = wire.parse_command(body)
         if name == wire.PING:
-            self._out += wire.pong(data)
+            self.out += wire.pong(data)
         elif name == wire.ERROR:
             raise wire.refusal(data)
         elif self._role is Role.PUB and name in {wire.SUBSCRIBE, wire.CANCEL}:

@@ -75,6 +75,7 @@ COMMAND: Final = 4
 _SHORT_HEAD: Final = 2
 _LONG_HEAD: Final = 9
 _LONGEST_SHORT: Final = 255
+_FEW: Final = 4096
 
 
 class Frame(NamedTuple):
@@ -147,6 +148,41 @@ def take_frame(buffer: bytearray, limit: int, too_large: Reason = Reason.FRAME_B
     return Frame(flags & COMMAND != 0, flags & MORE != 0, body)
 
 
+def take_message(buffer: bytearray, frame_bytes: int, message_bytes: int, frames: int) -> list[bytes] | None:
+    """Remove a complete message from the beginning of the buffer, and return its frames.
+
+    This is :func:`take_frame` for the usual message, in a sixth of the time. Return None, and leave the buffer as it
+    is, if the buffer begins with anything else: an incomplete message, a command, a malformed frame, or a message that
+    exceeds a limit.
+
+    Args:
+        buffer: the received bytes.
+        frame_bytes: maximum bytes of a frame's body.
+        message_bytes: maximum bytes of the encoded message.
+        frames: maximum number of frames.
+    """
+    taken: list[bytes] = []
+    position, end = 0, min(len(buffer), message_bytes)
+    while position + _SHORT_HEAD <= end:
+        flags = buffer[position]
+        if flags & LONG:
+            start = position + _LONG_HEAD
+            size = int.from_bytes(buffer[position + 1 : start], "big")
+        else:
+            start = position + _SHORT_HEAD
+            size = buffer[position + 1]
+        position = start + size
+        if flags > MORE | LONG or size > frame_bytes or position > end or len(taken) == frames:
+            return None
+        # the second form copies the bytes only once, but takes longer for few bytes
+        few = size < _FEW
+        taken.append(bytes(buffer[start:position]) if few else bytes(memoryview(buffer)[start:position]))
+        if not flags & MORE:
+            del buffer[:position]
+            return taken
+    return None
+
+
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 READY: Final = b"READY"
@@ -155,6 +191,9 @@ PING: Final = b"PING"
 PONG: Final = b"PONG"
 SUBSCRIBE: Final = b"SUBSCRIBE"
 CANCEL: Final = b"CANCEL"
+
+PEER_SAYS: Final = "the peer says: "
+"""The beginning of the description of an ERROR command. The peer's reason follows."""
 
 _TTL_BYTES: Final = 2
 _MAX_CONTEXT: Final = 16
@@ -231,7 +270,7 @@ def refusal(data: bytes) -> ProtocolError:
     Args:
         data: the data of the command, which contain the peer's reason.
     """
-    return ProtocolError(Reason.REFUSED, f"the peer says: {data[1:].decode('ascii', 'replace')}")
+    return ProtocolError(Reason.REFUSED, PEER_SAYS + data[1:].decode("ascii", "replace"))
 
 
 def pong(ping: bytes) -> bytes:

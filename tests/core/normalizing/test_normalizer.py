@@ -85,7 +85,7 @@ class TestReasons:
         The reasons that are left out concern complete messages and batches, or have their own tests.
         """
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE}
-        of_messages |= {Reason.CONFLICT, Reason.OTHER_TOPIC}
+        of_messages |= {Reason.MESSAGE_SIZE, Reason.ZMTP, Reason.CONFLICT, Reason.OTHER_TOPIC}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}
         of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS, Reason.TOO_MANY_OWNERS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits

@@ -5,7 +5,8 @@ kvbus counts this batch as lost and requests the batches after it.
 
 import pytest
 
-from kvbus.core.events import Oversize, ReplayAborted
+from kvbus.core.events import ReplayAborted, StreamBroken
+from kvbus.core.findings.source import source_findings
 from kvbus.core.sequencing.actions import Ask
 from kvbus.core.sequencing.phases import State
 from kvbus.core.types import Reason
@@ -38,8 +39,23 @@ def test_an_oversized_snapshot_does_not_count_as_a_lost_batch():
     assert not script.sequencer.partial
 
 
-@pytest.mark.parametrize("event", [Oversize(0), ReplayAborted(0, 1)])
+@pytest.mark.parametrize("event", [StreamBroken(0, Reason.FRAME_SIZE), ReplayAborted(0, 1)])
 def test_an_oversized_frame_counts_as_rejected(event):
     script = Script(replay=True)
     script.relay.handle(event, 1.0)
     assert script.relay.sources[0].stats.rejected == {Reason.FRAME_SIZE: 1}
+
+
+@pytest.mark.parametrize(
+    ("reason", "finding"),
+    [
+        (Reason.FRAME_SIZE, "frame_too_large"),
+        (Reason.MESSAGE_SIZE, "message_too_large"),
+        (Reason.ZMTP, "zmtp_broken"),
+    ],
+)
+def test_a_finding_names_why_the_connection_was_closed(reason, finding):
+    script = Script(replay=True)
+    script.relay.handle(StreamBroken(0, reason), 1.0)
+    assert script.relay.sources[0].stats.rejected == {reason: 1}
+    assert finding in [each.id for each in source_findings(script.source)]

@@ -1,3 +1,5 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.util.ArrayList;
 import java.util.List;
 import org.zeromq.SocketType;
@@ -7,10 +9,11 @@ import org.zeromq.ZMQ;
 import org.zeromq.ZMonitor;
 
 /**
- * A router's sockets on JeroMQ, for tests. The program prints the messages that it gets.
+ * Sockets of a router or an engine on JeroMQ, for tests. The program prints the messages that it gets.
  *
  * <pre>
  *   Peer SECONDS subscribe connect|bind ENDPOINT TOPIC [OPTION...]
+ *   Peer SECONDS publish connect|bind ENDPOINT "" [OPTION...]           (sends a message for each line FRAME,FRAME...)
  *   Peer SECONDS ask dealer|req ENDPOINT FRAME,FRAME... [OPTION...]     (frames in hex)
  *
  *   heartbeat=MS                       a PING every MS milliseconds; the timeout of its answer is ten times as long
@@ -97,6 +100,30 @@ public final class Peer {
         Runtime.getRuntime().halt(0);
     }
 
+    private static void send(ZMQ.Socket socket, String message) {
+        String[] frames = message.split(",", -1);
+        for (int at = 0; at < frames.length; at++) {
+            socket.send(unhex(frames[at]), at + 1 < frames.length ? ZMQ.SNDMORE : 0);
+        }
+    }
+
+    /** Send a message for each line of the input, and end with the program that started this one. */
+    private static void publish(ZMQ.Socket socket) {
+        new BufferedReader(new InputStreamReader(System.in)).lines().forEach(line -> send(socket, line));
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static SocketType type(String what, String how) {
+        switch (what) {
+            case "subscribe":
+                return SocketType.SUB;
+            case "publish":
+                return SocketType.PUB;
+            default:
+                return how.equals("req") ? SocketType.REQ : SocketType.DEALER;
+        }
+    }
+
     private static void inBackground(Runnable task) {
         Thread thread = new Thread(task);
         thread.setDaemon(true);
@@ -115,17 +142,18 @@ public final class Peer {
     public static void main(String[] arguments) {
         long seconds = Long.parseLong(arguments[0]);
         inBackground(() -> endAfter(seconds));
-        inBackground(Peer::endWithInput);
+        boolean publishes = arguments[1].equals("publish");
+        if (!publishes) {
+            inBackground(Peer::endWithInput);
+        }
         String how = arguments[2];
         String endpoint = arguments[3];
         ZContext context = new ZContext();
-        ZMQ.Socket socket = context.createSocket(
-                arguments[1].equals("subscribe")
-                        ? SocketType.SUB
-                        : how.equals("req") ? SocketType.REQ : SocketType.DEALER);
+        ZMQ.Socket socket = context.createSocket(type(arguments[1], how));
         for (int at = 5; at < arguments.length; at++) {
             option(socket, arguments[at]);
         }
+        socket.setSndHWM(0);
         socket.setRcvHWM(0); // with CURVE and a full queue, JeroMQ returns encrypted messages (its issue 1009)
         socket.setHandshakeIvl(5000); // 1 % of handshakes never begin (its issue 1022); the default is 30 s
         socket.monitor(EVENTS, ZMQ.EVENT_HANDSHAKE_PROTOCOL | ZMQ.EVENT_DISCONNECTED);
@@ -139,11 +167,11 @@ public final class Peer {
             socket.connect(endpoint);
         }
         print("started", "");
+        if (publishes) {
+            publish(socket);
+        }
         if (arguments[1].equals("ask")) {
-            String[] frames = arguments[4].split(",", -1);
-            for (int at = 0; at < frames.length; at++) {
-                socket.send(unhex(frames[at]), at + 1 < frames.length ? ZMQ.SNDMORE : 0);
-            }
+            send(socket, arguments[4]);
         }
         do {
             List<String> frames = new ArrayList<>();

@@ -125,22 +125,22 @@ async def test_waits_between_connection_attempts_double_up_to_a_maximum(monkeypa
     assert sum(waits) < 60  # pauses that double without a limit would take longer
 
 
+@both_loops
 async def test_a_dialler_resolves_the_host_name_at_each_attempt(monkeypatch, bind):
-    """The dialler looks up a host name at each attempt to connect.
-
-    The test runs only on asyncio, because it cannot replace methods of uvloop's event loop.
-    """
     endpoint = f"tcp://router.example:{free_port()}"
-    asked = []
+    asked: list[str] = []
     answers = [socket.gaierror(-2, "Name or service not known")] * 2
 
-    async def look_up(self, host, port, **_):
+    def look_up(host, port, flags=0, **given):
+        if host != "router.example" or flags:
+            return real(host, port, flags=flags, **given)
         asked.append(host)
         if answers:
             raise answers.pop()
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     sub = bind(zmq.SUB, endpoint.replace("router.example", "127.0.0.1"))
     async with dialling(endpoint) as (_, seen):
         await eventually(lambda: subscribes(sub, seen), "the router found")

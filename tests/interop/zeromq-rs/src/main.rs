@@ -1,7 +1,8 @@
-//! A router's sockets on the crate `zeromq`, for tests. The program prints the messages that it gets.
+//! Sockets of a router or an engine on the crate `zeromq`, for tests. The program prints the messages that it gets.
 //!
 //! ```text
 //! peer SECONDS subscribe connect|bind ENDPOINT TOPIC
+//! peer SECONDS publish connect|bind ENDPOINT ""           (sends a message for each line FRAME,FRAME...)
 //! peer SECONDS ask dealer|req ENDPOINT FRAME,FRAME...     (frames in hex)
 //! ```
 //!
@@ -12,8 +13,9 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use futures::StreamExt;
+use tokio::io::{AsyncBufReadExt, BufReader};
 use zeromq::{
-    DealerSocket, ReqSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage, ZmqResult,
+    DealerSocket, PubSocket, ReqSocket, Socket, SocketEvent, SocketRecv, SocketSend, SubSocket, ZmqMessage, ZmqResult,
 };
 
 fn print(what: &str, more: &str) {
@@ -85,6 +87,19 @@ async fn run(arguments: &[String]) -> ZmqResult<()> {
             }
             read(socket).await;
         }
+        ("publish", how) => {
+            let mut socket = PubSocket::new();
+            watch(&mut socket);
+            match how {
+                "bind" => drop(socket.bind(endpoint).await?),
+                _ => socket.connect(endpoint).await?,
+            }
+            print("started", "");
+            let mut lines = BufReader::new(tokio::io::stdin()).lines();
+            while let Some(line) = lines.next_line().await? {
+                socket.send(request(&line)).await?;
+            }
+        }
         ("ask", "dealer") => {
             let mut socket = DealerSocket::new();
             watch(&mut socket);
@@ -110,11 +125,13 @@ async fn run(arguments: &[String]) -> ZmqResult<()> {
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seconds = arguments[0].parse().expect("seconds");
-    std::thread::spawn(|| {
-        // the input ends with the program that started this one
-        while !matches!(std::io::stdin().read(&mut [0]), Ok(0) | Err(_)) {}
-        std::process::exit(0);
-    });
+    // the input ends with the program that started this one; a publisher reads its input itself
+    if arguments[1] != "publish" {
+        std::thread::spawn(|| {
+            while !matches!(std::io::stdin().read(&mut [0]), Ok(0) | Err(_)) {}
+            std::process::exit(0);
+        });
+    }
     match tokio::time::timeout(Duration::from_secs(seconds), run(&arguments[1..])).await {
         Ok(Err(error)) => panic!("{error}"),
         _ => std::process::exit(0),

@@ -12,12 +12,11 @@ import zmq
 from zmq.utils import z85
 
 from kvbus.common.errors import BindError
-from kvbus.core.types import Refused
-from kvbus.transport.accepted import BoundStream
+from kvbus.core.types import Reason, Refused
 from kvbus.transport.curve import Curve, generate
 from kvbus.transport.grants import Client
-from kvbus.transport.ingress import Events
 from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.subscription import BoundStream, Events
 from tests.doubles.bus import eventually
 from tests.ports import free_port
 from tests.transport.loops import both_loops, turns, u64
@@ -39,7 +38,11 @@ class Stream:
         self.refused: list[Refused] = []
         self.bursts = 0
         events = Events(
-            self.seen.append, self.seen.append, self.refused.append, lambda: self.seen.append("oversize"), self._drained
+            self.seen.append,
+            self.seen.append,
+            self.refused.append,
+            lambda reason, _: self.seen.append(reason),
+            self._drained,
         )
         self.stream = BoundStream(self.endpoint, topics=[b""], events=events, policy=policy)
 
@@ -103,7 +106,7 @@ async def test_an_oversize_frame_closes_the_connection_of_its_publisher(dial: Di
         engine.send_multipart([b"kv", b"x" * FRAME])
         engine.send_multipart([b"kv", b"x" * (FRAME + 1)])
         await eventually(lambda: stream.seen[-1] is True and len(stream.seen) > 1, "the connection again")
-        assert stream.seen == [True, [b"kv", b"x" * FRAME], "oversize", False, True]
+        assert stream.seen == [True, [b"kv", b"x" * FRAME], Reason.FRAME_SIZE, False, True]
 
 
 @both_loops
@@ -113,7 +116,7 @@ async def test_an_endless_message_closes_the_connection_of_its_publisher() -> No
         writer.write((b"\1\x64" + bytes(100)) * 41)
         with contextlib.suppress(ConnectionError):
             await reader.read()
-        await eventually(lambda: stream.seen == [True, "oversize", False], "its end")
+        await eventually(lambda: stream.seen == [True, Reason.MESSAGE_SIZE, False], "its end")
 
 
 @both_loops
