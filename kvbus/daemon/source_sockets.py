@@ -366,10 +366,12 @@ class SourceSockets:
         )
 
     def look(self) -> None:
-        """Report to the relay which streams and answers have unread messages.
+        """Pass on all messages that are read, and report to the relay which answers have unread messages.
 
-        Call this before the relay checks timeouts, so that no answer times out that has arrived but is unread.
+        Call this before the relay checks timeouts, so that no batch and no answer times out that has arrived.
         """
+        for slot in [slot for slot, burst in self._bursts.items() if burst]:
+            self._take_burst(slot)
         for key in list(self._requests):  # a copy, because after an event the relay may cancel requests
             request = self._requests.get(key)
             if request is not None and request.unread:
