@@ -331,7 +331,7 @@ class Sequence:
             return False
         sequencer = self._sequencer
         known = sequencer.history.pending or not self._can_request
-        self._out.append(Lost(self._position, seq - 1, sequencer.lost_because if known else LostReason.TRIMMED))
+        self._out.append(Lost(self._position, seq - 1, sequencer.current.lost_because if known else LostReason.TRIMMED))
         return True
 
     def _report(self, *, lost: bool, synced: bool) -> None:
@@ -348,7 +348,7 @@ class Sequence:
             self._out.append(Gap(sequencer.next, end - 1))
         unanswered = sequencer.history.pending
         if unanswered and not self._unanswered and not lost:
-            self._out.append(Lost(self._position or 0, None, sequencer.lost_because))
+            self._out.append(Lost(self._position or 0, None, sequencer.current.lost_because))
         self._unanswered = unanswered
         self._owes_synced |= synced
         # In the phase PROBE, the sequencer has requested newer batches and waits for the answer. After a complete

@@ -200,13 +200,13 @@ class Relay:
     def _follow(self, record: wal.Record) -> None:
         """Restore the epoch and the next seq that the source's sequencer had after the decision in this record."""
         if isinstance(record, wal.Delivered):
-            self.sources[record.source].sequencer.restore_batch(record.seq, record.payload)
+            self.sources[record.source].sequencer.current.restore_batch(record.seq, record.payload)
         elif isinstance(record, wal.EpochBegun):
             self.sources[record.source].sequencer.restore_epoch(partial=record.partial)
         elif isinstance(record, wal.BatchesLost):
-            self.sources[record.source].sequencer.restore_loss(record.count)
+            self.sources[record.source].sequencer.current.restore_loss(record.count)
         elif isinstance(record, wal.SnapshotTaken):
-            self.sources[record.source].sequencer.restore_snapshot(record.seq)
+            self.sources[record.source].sequencer.current.restore_snapshot(record.seq)
 
     def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
         """Continue all streams at later seqs after a restart from the saved state.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvbus.core.findings.engine import ENGINE_RESTARTED
+from kvbus.core.findings.engine import ENGINE_RESTARTED, READ_AGAIN
 from kvbus.core.findings.finding import Change, Findings, Reported, Severity
 from kvbus.core.findings.source import source_findings
 from kvbus.core.relay import Relay
@@ -43,6 +43,7 @@ class _Counted(NamedTuple):
     missing: int = 0
     recovered: int = 0
     lost: int = 0
+    restarts: int = 0
 
 
 class SourceLog:
@@ -95,14 +96,14 @@ class SourceLog:
     def _look_at_state(self, slot: int, source: Source) -> None:
         before, state, label = self._states.get(slot, State.CONNECTING), source.state, source.spec.label
         stats, sequencer = source.stats, source.sequencer
-        counted = self._counted.setdefault(slot, _Counted(sequencer.epoch))
+        counted = self._counted.setdefault(slot, _Counted(sequencer.epoch, restarts=stats.restarts))
         blocks, self._blocks[slot] = self._blocks.get(slot, 0), len(source.normalizer.index)
         if state is before and sequencer.epoch == counted.epoch and stats.missing == counted.missing:
             return
-        now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
+        now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost, stats.restarts)
         if now.epoch > counted.epoch:
-            self._restarted(source, blocks, counted.epoch)
-            self._counted[slot] = counted = counted._replace(epoch=now.epoch)
+            self._new_epoch(source, blocks, counted.epoch, restarted=now.restarts > counted.restarts)
+            self._counted[slot] = counted = counted._replace(epoch=now.epoch, restarts=now.restarts)
         if state is before:
             if not sequencer.pending:
                 self._counted[slot] = now
@@ -144,11 +145,13 @@ class SourceLog:
         changes = self._of(slot).update(source_findings(source), now)
         log_changes(changes, f"source {label}", label, _fields(source), self._report)
 
-    def _restarted(self, source: Source, blocks: int, before: int) -> None:
+    def _new_epoch(self, source: Source, blocks: int, before: int, *, restarted: bool) -> None:
         facts = {"at": source.location.section, "blocks": blocks, "before": before, "epoch": source.sequencer.epoch}
-        text, label = ENGINE_RESTARTED(**facts).text, source.spec.label
+        row = ENGINE_RESTARTED if restarted else READ_AGAIN
+        text, label = row(**facts).text, source.spec.label
         self._report("epoch", label, source.state, text)
-        log.warning("source %s: %s", label, text, extra={**_fields(source), "reason": ENGINE_RESTARTED.id})
+        level = logging.WARNING if restarted else logging.INFO
+        log.log(level, "source %s: %s", label, text, extra={**_fields(source), "reason": row.id})
 
 
 def log_changes(

@@ -209,7 +209,7 @@ def read_source(source: Source) -> SourceReading:
         queue_limit=spec.reorder_batches,
         queue_bytes=sequencer.reorder_buffer.bytes,
         queue_bytes_limit=spec.max_held_bytes,
-        unverified=len(sequencer.unverified),
+        unverified=len(sequencer.current.unverified.stale),
         index_entries=normalizer.entries,
         index_limit=spec.max_blocks,
         index_bytes=normalizer.index_bytes,

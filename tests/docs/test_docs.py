@@ -28,7 +28,7 @@ from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing import answers, epoch, fingerprints, sequencer
+from kvbus.core.sequencing import answers, epoch, fingerprints, request, sequencer
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
@@ -238,7 +238,7 @@ class TestArchitecture:
         assert len(told) >= 5
         told += re.findall(r"`([A-Z_]+)` \((\d+)\)", "".join(page.read_text() for page in DECISIONS))
         for name, value in told:
-            modules = (sequencer, source_spec, answers, epoch, fingerprints, block_size, marks)
+            modules = (sequencer, source_spec, answers, request, epoch, fingerprints, block_size, marks)
             assert {getattr(m, name) for m in modules if hasattr(m, name)} == {int(value)}, name
 
 

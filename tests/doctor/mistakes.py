@@ -397,7 +397,12 @@ async def no_replay(scene):
     await scene.engine(replay="")
 
 
-@mistake("`replay_endpoint` is another engine's", key="sources[0].replay_endpoint", says="returns batches that differ")
+@mistake(
+    "`replay_endpoint` is another engine's",
+    key="sources[0].replay_endpoint",
+    says="returns batches that differ",
+    running="replay_of_another",
+)
 async def other_replay(scene):
     await scene.engine(replay="")
     await scene.engine(f"{HOST}:{free_port()}", what=lambda n: [store([10**6 + n])])

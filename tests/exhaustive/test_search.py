@@ -8,9 +8,9 @@ import pytest
 
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.stream import IncompleteSeqs
-from kvbus.core.sequencing.answers import OpenRequest
 from kvbus.core.sequencing.epoch import History
 from kvbus.core.sequencing.fingerprints import Fingerprints
+from kvbus.core.sequencing.request import OpenRequest
 from kvbus.core.write_ahead_log import Frame, Records
 from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Limits, Search, one_block_a_batch
 from tests.long import LONG

@@ -81,7 +81,7 @@ def test_the_relay_stays_within_its_limits_during_a_flood() -> None:
             script.now += 1.0
             script.relay.handle(Tick(), script.now)
         assert len(script.relay.outputs[0].streams[0].journal) <= 20
-        assert len(source.sequencer.unverified) <= MAX_STALE
+        assert len(source.sequencer.current.unverified.stale) <= MAX_STALE
         if round_ in (5, 15):
             sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
@@ -103,7 +103,7 @@ def test_the_number_of_unverified_batches_is_bounded() -> None:
         script.relay.handle(BatchReceived(0, batch(n)), script.now)
     for n in range(1, 1900):
         script.relay.handle(BatchReceived(0, batch(n, store([9]))), script.now)
-    waiting = len(script.source.sequencer.unverified)
+    waiting = len(script.source.sequencer.current.unverified.stale)
     assert 0 < waiting <= MAX_STALE
     assert script.stats.duplicates + waiting >= 1800, "what is let go counts as a copy"
 

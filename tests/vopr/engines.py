@@ -148,6 +148,13 @@ class Directory:
 
     def __init__(self) -> None:
         self.nodes: dict[str, EngineNode] = {}
+        self.others: dict[EngineNode, EngineNode] = {}
+        """For an engine whose replay address leads to another engine: that engine."""
+
+    def answering(self, endpoint: str) -> EngineNode | None:
+        """Return the engine that answers requests at an address; None if no engine is there."""
+        node = self.find(endpoint)
+        return node if node is None else self.others.get(node, node)
 
     def find(self, endpoint: str) -> EngineNode | None:
         """Return the engine at an address; None if no engine is there.
@@ -330,7 +337,7 @@ class SimRequest(_Socket):
     def _dial(self) -> None:
         if self.closed or self._request is None:
             return
-        node = self.directory.find(self.endpoint)
+        node = self.directory.answering(self.endpoint)
         if node is None or not node.up or node.stalled:
             self.schedule.after(RECONNECT, self._dial)  # the request waits in its socket for the connection
             return

@@ -46,6 +46,7 @@ def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
         (3, [(0, "bus_is_killed", ()), (later, "start", ())]),
         (1, [(0, "second_process", (n % 2 == 0,))]),
         (1, [(0, "bus_has_descriptors", (chance.choice([3, 8]),)), (later, "bus_has_descriptors", (10**6,))]),
+        (2, [(0, "replay_is_of_another", (n, m)), (2 * later, "replays_are_corrected", ())]),
         (1, [(0, "engine_moves", (n,)), (later, "old_engines_stop", ())]),
         (1, [(0, "power_is_cut", ()), (later, "start", ())]),
         (2, [(0, "bus_is_killed_in_a_commit", (1 + m % 7,)), (later, "start", ())]),

@@ -221,6 +221,15 @@ class World:
     def engine_link_stalls(self, number: int, stalled: bool) -> None:
         self._node(number).stall(stalled=stalled)
 
+    def replay_is_of_another(self, number: int, other: int) -> None:
+        """Let the replay address of an engine lead to another engine, if both answer replay requests."""
+        node, another = self._node(number), self._node(other)
+        if node.engine.kind == another.engine.kind == "replay" and node is not another:
+            self.directory.others[node] = another
+
+    def replays_are_corrected(self) -> None:
+        self.directory.others.clear()
+
     def answer_breaks_off(self, number: int, messages: int) -> None:
         self._node(number).break_answer = messages
 
@@ -335,6 +344,7 @@ class World:
     def heal(self) -> None:
         """End every fault that the plan has begun."""
         self.old_engines_stop()
+        self.replays_are_corrected()
         for node in self.engines:
             node.start()
             node.reachable = True
@@ -404,6 +414,8 @@ class World:
             source, node = daemon.relay.sources[number], self.engines[number]
             if source.state is not State.LIVE or source.sequencer.pending:
                 return f"{node.name} is {source.state}, {source.sequencer.pending} pending"
+            if source.sequencer.replay_of_another:
+                return f"{node.name} has its own replay, and kvbus does not use it"
             engine = node.engine
             whole = engine.kind != "deaf" and [seq for seq, _ in engine.buffer] == list(range(engine.seq))
             if whole and source.partial and not source.normalizer.full:

@@ -199,7 +199,10 @@ REPLAY_OF_ANOTHER: Final = problem(
     "replay_of_another",
     "{at}.replay_endpoint",
     "the replay at {replay} returns batches that differ from those that {endpoint} publishes",
-    "set replay_endpoint to the replay port of the same engine and rank",
+    "set replay_endpoint to the replay port of the same engine and rank, and put no Service or proxy in front of "
+    "several engines",
+    "kvbus uses no answer of this replay_endpoint. It forgets the blocks of earlier answers, and cannot recover lost "
+    "batches. It continues to ask, and uses the answers again after they have agreed with the live stream.",
 )
 REPLAY_EMPTY: Final = problem(
     "replay_empty",
@@ -400,6 +403,13 @@ ENGINE_RESTARTED: Final = note(
     "engine restarted, {blocks:,} blocks cleared, epoch {before} → {epoch}",
     "nothing; if the engine restarts often, read its log",
     "The engine's cache is empty after its restart. kvbus has cleared the engine's blocks at routers.",
+)
+READ_AGAIN: Final = note(
+    "read_again",
+    "{at}.endpoint",
+    "kvbus reads the engine again from the beginning, {blocks:,} blocks cleared, epoch {before} → {epoch}",
+    "nothing; another finding says why, if there is a problem",
+    "The engine has not restarted. It had batches that kvbus lacked, or kvbus had read the replay of another engine.",
 )
 
 # -- data that a partial source lacks

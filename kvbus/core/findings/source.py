@@ -97,7 +97,7 @@ def source_findings(source: Source) -> list[Finding]:
         found.append(catalogue.REPLAY_TOO_LONG(outputs=outputs, limit=MAX_FILLER))
     if source.sequencer.request_waits:
         found.append(catalogue.REQUEST_WAITS(at=source.location.section))
-    if source.partial and source.sequencer.phase is not Phase.CONFLICT:
+    if source.partial and source.sequencer.phase is not Phase.CONFLICT and not source.sequencer.replay_of_another:
         found.append(_missing(source))
     return found
 
@@ -117,6 +117,9 @@ def _of_connection(source: Source) -> Iterator[Finding]:
             yield source.unreachable
     elif sequencer.phase is Phase.CONFLICT:
         yield catalogue.CONFLICT(at=location.section, endpoint=location.endpoint)
+    elif sequencer.replay_of_another:
+        facts = {"endpoint": location.endpoint, "replay": location.replay_endpoint}
+        yield catalogue.REPLAY_OF_ANOTHER(at=location.section, **facts)
     elif sequencer.history.unanswered:
         yield catalogue.REPLAY_SILENT(at=location.section, endpoint=location.replay_endpoint)
     if source.further_rank is not None:

@@ -46,6 +46,11 @@ class RestartReason(StrEnum):
 
     kvbus reads the epoch again from the beginning.
     """
+    OTHER_PUBLISHER = "other_publisher"
+    """Not a restart: the replay answers come from another publisher than the live stream.
+
+    kvbus drops the blocks of the answers, and begins again with the next live batch.
+    """
 
 
 class Deliver(msgspec.Struct):

@@ -1,13 +1,14 @@
 """Send requests to a publisher, and determine what its answers show.
 
-A request that continues an epoch also asks for the last delivered batches (:data:`OVERLAP`). Their content shows
-whether the answer belongs to the same epoch. A publisher in the same epoch has the last delivered batch, unless its
-replay buffer has already dropped that batch.
+A request that continues an epoch also asks for the last delivered batches
+(:data:`~kvbus.core.sequencing.request.OVERLAP`). Their content shows whether the answer belongs to the same epoch. A
+publisher in the same epoch has the last delivered batch, unless its replay buffer has already dropped that batch.
 
 :data:`~kvbus.core.sequencing.phases.PHASES` names the method that handles an answer in each phase. The method records
 in the :class:`Epoch` object what the answer shows. It returns the next input of the table of phases, a
-:class:`Restart`, or None if the phase stays the same. An :class:`OpenRequest` is a request whose answer has not ended.
-Its methods decide whether a batch of the answer, or a missing batch, shows another epoch.
+:class:`Restart`, or None if the phase stays the same. An :class:`~kvbus.core.sequencing.request.OpenRequest` is a
+request whose answer has not ended. Its methods decide whether a batch of the answer, or a missing batch, shows another
+epoch.
 """
 
 from __future__ import annotations
@@ -16,21 +17,14 @@ from collections import deque
 from math import inf
 from typing import Final, NamedTuple
 
-import msgspec
-
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, LostReason, RestartReason, Stop
 from kvbus.core.sequencing.epoch import NOTHING, Epoch
-from kvbus.core.sequencing.gap_tracker import GapTracker
+from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import PHASES, REQUESTS, Input, Phase, Purpose
+from kvbus.core.sequencing.request import OVERLAP, OpenRequest, start_of
 from kvbus.core.source_spec import SNAPSHOT_TIMEOUTS, SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
-
-OVERLAP: Final = 8
-"""Maximum number of delivered batches that a request asks for again, to recognize the epoch by their content.
-
-A single batch is not enough: the last delivered batch may itself belong to a new epoch whose beginning kvbus missed.
-"""
 
 MAX_PATIENT_PROBE: Final = 8
 """Maximum time between two probes while kvbus waits for batches that may be in transit on the live stream.
@@ -56,134 +50,9 @@ class Restart(NamedTuple):
 
 
 REBUILT: Final = Restart(RestartReason.REBUILT)
+OTHER_PUBLISHER: Final = Restart(RestartReason.OTHER_PUBLISHER, pending=False)
 
 Finding = Input | Restart | None
-
-
-class OpenRequest(msgspec.Struct):
-    """The open request of a source to its publisher, and the part of the answer that kvbus has received."""
-
-    # The request, and what kvbus knew when it made the request.
-    id: int
-    phase: Phase
-    """The phase of the sequencer that waits for the answer."""
-    purpose: Purpose
-    epoch: Epoch
-    once_more: bool
-    """Whether the sequencer may repeat the request if the publisher does not answer."""
-    start: int
-    last_delivered: int
-    """Seq of the newest delivered batch whose fingerprint kvbus knows.
-
-    kvbus looks for this batch in the answer, to recognize whether the epoch is the same. The seq is -1 if there is no
-    such batch, or if the answer need not contain it.
-    """
-    expects_batches: bool
-    """Whether kvbus knew, when it sent the request, that the publisher had sent a batch from ``start`` on.
-
-    An empty answer is then unexpected.
-    """
-    following: int
-    """Seq of the batch that kvbus had to deliver next when the request was made."""
-    log_end: int
-    """One past the highest batch that kvbus knew to exist when the request was made."""
-
-    waits: bool = False
-    """Whether the request waits in the daemon and has not been sent yet."""
-
-    # The time limits of the answer. :meth:`Requests.sent` sets them.
-    deadline: float = inf
-    """The time at which kvbus gives the request up. A batch with a higher seq than all before postpones this time."""
-    hard_deadline: float = inf
-    """The time at which kvbus gives the request up even if further batches come."""
-
-    # The part of the answer that kvbus has received.
-    items: int = 0
-    first: int = -1
-    last: int = -1
-    saw_last_delivered: bool = False
-    is_state: bool = False
-    """Whether the answer is a state in place of the requested batches.
-
-    kvbus had asked only to see whether it lacks batches. The seq at which the state ends shows this, so kvbus does not
-    apply the state.
-    """
-
-    def take(self, seq: int, deadline: float) -> None:
-        """Record that one batch of the answer has come. If its seq is the highest so far, set a new deadline."""
-        if not self.items:
-            self.first = seq
-        self.items += 1
-        if seq == self.last_delivered:
-            self.saw_last_delivered = True
-        if seq > self.last:
-            self.last = seq
-            self.deadline = deadline
-
-    def contradicts(self, seq: int, payload: bytes) -> bool:
-        """Return whether a batch of the answer shows that the publisher is in another epoch than the known one.
-
-        Call it before :meth:`take`.
-        """
-        tracker = self.epoch.tracker
-        if tracker.fingerprints.matches(seq, payload, tracker.next) is False:
-            return True
-        if self.purpose is Purpose.SYNC and self.last_delivered < 0:
-            return False
-        if self.last_delivered < 0:
-            # Without a fingerprint, nothing can show that the epoch is the same.
-            return self.purpose is Purpose.VERIFY
-        if self.saw_last_delivered:
-            return False
-        if seq <= self.last_delivered:
-            # kvbus has delivered every batch from the start of the request to the last delivered one. If the answer
-            # lacks one of them, the delivered batch with that seq was of another epoch.
-            return self.items > 0 and seq > self.last + 1
-        if self.items:
-            # if the answer has batches before the last delivered one, it should have that one, too
-            return self.first <= self.last_delivered
-        return False
-
-    def begins_beyond(self, seq: int) -> bool:
-        """Return whether the answer begins after the last delivered batch, so that it cannot show the epoch.
-
-        ``seq`` is the first batch of the answer. The result is False for a request about a gap, because such an answer
-        is normal then: the batches before ``seq`` are known to be missing, and the publisher has dropped them.
-        """
-        return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.last_delivered < seq
-
-    def shows_other_epoch(self) -> bool:
-        """Return whether the complete answer shows that the publisher is in another epoch than the known one.
-
-        There are three cases. The answer lacks the last delivered batch although it has earlier batches. It lacks
-        batches that the publisher sent before the request, so these belonged to another epoch. It is empty although the
-        publisher keeps a replay buffer. In the second case both epochs may begin with the same batches: a kvbus that
-        lost its numbering sends an engine's history again under the same seqs.
-        """
-        if not self.items:
-            return self.epoch.buffer.keeps is True and self.last_delivered >= 0
-        if not self.saw_last_delivered and 0 <= self.first <= self.last_delivered:
-            return True
-        return self.purpose is Purpose.VERIFY and self.last + 1 < self.log_end
-
-
-def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) -> tuple[int, int]:
-    """Return the first seq to request, and the seq of the last delivered batch, which the answer has to contain.
-
-    The second value is -1 if the answer is not compared with a delivered batch.
-    """
-    if purpose is Purpose.HISTORY:
-        return 0, -1
-    if purpose is Purpose.SNAPSHOT or (purpose is Purpose.SYNC and not compacted):
-        return tracker.next, -1
-    last_delivered = tracker.fingerprints.newest(tracker.next)
-    continues = compacted or purpose is Purpose.GAP
-    if last_delivered < 0 or (continues and last_delivered != tracker.next - 1):
-        return (tracker.next if continues else max(tracker.next - 1, 0)), -1
-    # Request again some batches that kvbus has delivered: their fingerprints show whether the epoch is the same. Do not
-    # go back to a lost batch: it may be too large to receive, and would end the answer early. For a compacted answer,
-    # one delivered batch is enough: if the publisher's journal no longer has it, the answer begins with a state.
-    return tracker.fingerprints.run_to(last_delivered, 1 if compacted else OVERLAP), last_delivered
 
 
 class Requests:
@@ -197,24 +66,30 @@ class Requests:
         actions: the queue that receives the sequencer's decisions.
     """
 
-    __slots__ = ("_actions", "_last_id", "_spec", "_stats", "open")
+    __slots__ = ("_actions", "_last_id", "_stats", "open", "spec")
 
     def __init__(self, spec: SourceSpec, stats: SourceStats, actions: deque[Action]) -> None:
         self.open: OpenRequest | None = None
         self._last_id = 0
-        self._spec = spec
+        self.spec = spec
         self._stats = stats
         self._actions = actions
 
-    def ask(self, phase: Phase, epoch: Epoch, *, once_more: bool) -> None:
+    def ask(self, phase: Phase, epoch: Epoch, *, once_more: bool, confirms: bool = False) -> None:
         """Send the publisher the request that belongs to the phase ``phase``. Close the open request first.
 
-        ``once_more`` says whether the request may be repeated if the publisher does not answer.
+        ``once_more`` says whether the request may be repeated if the publisher does not answer. ``confirms`` says
+        whether the answer has to show that its publisher is the one of the live stream.
         """
         self.stop()
         self._last_id += 1
         purpose, tracker = REQUESTS[phase], epoch.tracker
-        start, last_delivered = start_of(purpose, tracker, compacted=self._spec.compacted)
+        start, last_delivered = start_of(purpose, tracker, compacted=self.spec.compacted)
+        if purpose is Purpose.PROBE and confirms and not self.spec.compacted and tracker.live_from < tracker.next:
+            # The answer has to contain a live batch. If it can show whether the batches before it came from the same
+            # publisher, request some of them, too.
+            last_delivered = max(tracker.live_from, tracker.next - RING // 2)
+            start = tracker.fingerprints.run_to(last_delivered, 1 if epoch.took_state else OVERLAP)
         self.open = OpenRequest(
             id=self._last_id,
             phase=phase,
@@ -226,9 +101,13 @@ class Requests:
             expects_batches=start < max(tracker.next, tracker.live_end),
             following=tracker.next,
             log_end=tracker.log_end,
+            live_end=epoch.live_end,
         )
+        if phase is Phase.RECHECK and confirms and not self.spec.compacted:
+            # Compare a stale batch itself: it may come from another publisher than the answer.
+            self.open.start = start = min(start, epoch.unverified.stale.last)
         self._stats.replays += 1
-        asks_snapshot = purpose is Purpose.SNAPSHOT or not self._spec.replay
+        asks_snapshot = self._asks_snapshot(purpose)
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
 
     def sent(self, request: int, now: float) -> None:
@@ -238,12 +117,15 @@ class Requests:
         """
         asked = self.open
         if asked is not None and asked.id == request:
-            spec = self._spec
+            spec = self.spec
             asked.waits = now == inf
             asked.deadline = now + spec.replay_timeout
-            if asked.purpose is Purpose.SNAPSHOT or not spec.replay:
+            if self._asks_snapshot(asked.purpose):
                 asked.deadline = now + (spec.snapshot_timeout or SNAPSHOT_TIMEOUTS * spec.replay_timeout)
-            asked.hard_deadline = now + self._spec.replay_total_timeout
+            asked.hard_deadline = now + self.spec.replay_total_timeout
+
+    def _asks_snapshot(self, purpose: Purpose) -> bool:
+        return purpose is Purpose.SNAPSHOT or (purpose is Purpose.HISTORY and not self.spec.replay)
 
     def unread(self, request: int, now: float) -> None:
         """Extend the time limits of a request, because messages of its answer wait in this process.
@@ -252,7 +134,7 @@ class Requests:
         """
         asked = self.open
         if asked is not None and asked.id == request:
-            until = now + self._spec.replay_timeout
+            until = now + self.spec.replay_timeout
             asked.deadline = max(asked.deadline, until)
             asked.hard_deadline = max(asked.hard_deadline, until)
 
@@ -312,11 +194,17 @@ class Requests:
 
     def _take_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, may_be_state: bool) -> Finding:
         """Check whether a batch of an answer belongs to the known epoch. If it does, deliver it or hold it."""
+        if may_be_state and seq > 0:
+            asked.shows_publisher, asked.epoch.took_state = False, True
+        stale = asked.epoch.unverified.stale
+        if seq in stale:
+            same = stale.get(seq) == payload
+            asked.agrees, asked.differs = asked.agrees or same, asked.differs or not same
         if not asked.is_state:
             finding = self._check_epoch(asked, seq, payload, now, may_be_state)
             if finding is not None:
                 return finding
-        asked.take(seq, now + self._spec.replay_timeout)
+        asked.take(seq, now + self.spec.replay_timeout)
         return None if asked.is_state else self._add(asked, seq, payload)
 
     def _add(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
@@ -337,13 +225,13 @@ class Requests:
         if epoch.is_far(seq):
             self._stats.rejected[Reason.SEQ_RANGE] += 1
             return None
-        if self._spec.compacted:
+        if self.spec.compacted:
             return self._take_compacted(asked, seq, payload)
         if asked.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
             epoch.baseline(min(seq, tracker.buffer.first) if tracker.buffer else seq)
         if seq in tracker.buffer:
-            tracker.buffer.replace(seq, payload)  # the answer's batch replaces a live batch with the same seq
-            tracker.drain()
+            asked.differs = asked.differs or tracker.buffer.get(seq) != payload
+            tracker.replaced(seq, payload)
         else:
             tracker.replayed(seq, payload)
         return self.caught_up
@@ -355,8 +243,8 @@ class Requests:
         """
         epoch = asked.epoch
         if seq > epoch.tracker.next and asked.items == 1 and asked.purpose in (Purpose.SYNC, Purpose.GAP):
-            if self._spec.snapshot and asked.purpose is Purpose.GAP:
-                epoch.gap_attempts = self._spec.attempts
+            if self.spec.snapshot and asked.purpose is Purpose.GAP:
+                epoch.gap_attempts = self.spec.attempts
                 epoch.lost_because = LostReason.TRIMMED
                 return Input.ANSWERED
             epoch.trimmed_before(seq)
@@ -385,7 +273,7 @@ class Requests:
             asked.is_state = asked.phase is Phase.PROBE and not asked.items
             return None if asked.is_state else REBUILT
         if contradicts:
-            return Restart(RestartReason.PAYLOAD, proven=not self._spec.compacted)
+            return Restart(RestartReason.PAYLOAD, proven=not self.spec.compacted)
         return self._start_late(asked, seq, now) if asked.begins_beyond(seq) else None
 
     def _start_late(self, asked: OpenRequest, seq: int, now: float) -> Finding:
@@ -414,6 +302,13 @@ class Requests:
         epoch.probe_factor = min(epoch.probe_factor, MAX_PATIENT_PROBE)
         return Input.ANSWERED
 
+    def _compare(self, asked: OpenRequest, seq: int, payload: bytes, now: float, may_be_state: bool) -> Finding:
+        """Compare a batch of an answer with the live stream. kvbus does not use the batch otherwise."""
+        asked.shows_publisher = asked.shows_publisher and not (may_be_state and seq > 0)
+        asked.differs = asked.contradicts(seq, payload) or asked.differs
+        asked.take(seq, now + self.spec.replay_timeout)
+        return None
+
     # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
     def ended(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
@@ -422,7 +317,9 @@ class Requests:
         ``answered`` is False if the answer is incomplete or missing.
         """
         epoch = asked.epoch
-        if not answered and self._spec.compacted and self._resumes(asked):
+        if asked.phase is Phase.COMPARE:
+            return self._compared(asked, now, answered)
+        if not answered and self.spec.compacted and self._resumes(asked):
             return Input.ABORTED
         if answered:
             epoch.interrupted = False
@@ -446,7 +343,8 @@ class Requests:
             tracker.drain()  # deliver the waiting live batches: kvbus has them, so none is the batch that is too large
         same_batch = asked.items == 0 and epoch.aborted_at == asked.start
         in_order = max(asked.start, asked.last + 1) == tracker.next
-        if asked.is_state or same_batch or not in_order or asked.purpose is Purpose.SNAPSHOT:
+        unused = asked.is_state or asked.purpose in (Purpose.SNAPSHOT, Purpose.COMPARE)
+        if unused or same_batch or not in_order:
             return self.ended(asked, now, answered=False)
         epoch.skip_lost()
         if asked.phase in (Phase.CATCH_UP, Phase.RECHECK) and tracker.synced:
@@ -467,7 +365,7 @@ class Requests:
         elif epoch.interrupted:
             epoch.gap_attempts += 1
         waits = asked.phase in (Phase.SYNC, Phase.GAP, Phase.CATCH_UP, Phase.RECHECK, Phase.PROBE)
-        return waits and epoch.interrupted and epoch.gap_attempts < self._spec.attempts
+        return waits and epoch.interrupted and epoch.gap_attempts < self.spec.attempts
 
     def _state_over(self, asked: OpenRequest, now: float) -> Finding:
         """Handle the end of an answer that was a state. kvbus has used none of its batches.
@@ -500,13 +398,13 @@ class Requests:
         if not answered and not asked.items and asked.once_more:
             return Input.SILENT
         if asked.items == 0 and tracker.next == 0:
-            if tracker.buffer and not (answered and self._spec.compacted):
+            if tracker.buffer and not (answered and self.spec.compacted):
                 epoch.baseline(tracker.buffer.first)
                 # ask again for the older batches: the publisher may have had none yet when it answered
                 epoch.history.pending = epoch.history.partial
             elif answered:
                 epoch.history.nothing_sent()
-            elif self._spec.compacted:
+            elif self.spec.compacted:
                 epoch.unconfirmed()
             if not answered:
                 epoch.lost_because = LostReason.NO_ANSWER
@@ -526,12 +424,12 @@ class Requests:
             other = epoch.buffer.keeps is not False or epoch.unverified.stale or asked.items
             return Restart() if other else Input.ANSWERED
         if not asked.once_more:
-            if self._spec.on_lost == "clear" or epoch.unverified.consecutive:
+            if self.spec.on_lost == "clear" or epoch.unverified.consecutive:
                 return Restart(pending=True)
             epoch.unverified.forget()
-            if self._spec.compacted and self._spec.snapshot:
-                epoch.gap_attempts = self._spec.attempts
-            elif self._spec.compacted:
+            if self.spec.compacted and self.spec.snapshot:
+                epoch.gap_attempts = self.spec.attempts
+            elif self.spec.compacted:
                 epoch.unconfirmed()
         return Input.SILENT
 
@@ -542,6 +440,10 @@ class Requests:
             epoch.lost_because = LostReason.HOLE if answered or asked.items else LostReason.NO_ANSWER
         if answered and asked.expects_batches and not asked.items:
             epoch.buffer.answered_with_nothing(epoch.tracker.live_end)
+        return Input.ANSWERED if answered else Input.SILENT
+
+    def _compared(self, _asked: OpenRequest, _now: float, answered: bool) -> Finding:
+        """Handle the end, or the lack, of an answer that kvbus has only compared with the live stream."""
         return Input.ANSWERED if answered else Input.SILENT
 
     def _snapshot_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
@@ -572,7 +474,7 @@ class Requests:
 
         Use the batches of a replay instead, if the publisher offers replays.
         """
-        epoch, tracker, replay = asked.epoch, asked.epoch.tracker, self._spec.replay
+        epoch, tracker, replay = asked.epoch, asked.epoch.tracker, self.spec.replay
         if not replay:
             if reason is not LostReason.UNAVAILABLE and asked.once_more:
                 return Input.SILENT

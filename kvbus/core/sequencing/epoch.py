@@ -28,6 +28,9 @@ NOTHING: Final = 2**63
 
 MAX_BACKOFF: Final = 8
 
+MAX_PROBE_BACKOFF: Final = 32
+"""Maximum interval between probes of an idle publisher, in multiples of ``probe_interval``."""
+
 LONGEST_RETRY: Final = 120.0
 """Maximum time in seconds between two attempts of TCP to send the same data (Linux).
 
@@ -347,6 +350,7 @@ class Epoch:
         "interrupted",
         "lost_because",
         "probe_factor",
+        "took_state",
         "tracker",
         "unverified",
     )
@@ -381,6 +385,8 @@ class Epoch:
 
         It becomes False when a later answer completes the state.
         """
+        self.took_state = False
+        """Whether an answer may have been a state. The publisher may repeat its seqs with other content."""
         self.probe_factor = 1
         """Silence of the live stream after which kvbus probes the publisher, in multiples of ``probe_interval``."""
 
@@ -396,6 +402,12 @@ class Epoch:
         """Forget which batches before the first known batch are missing. From now on, none of them is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
+
+    @property
+    def live_end(self) -> int:
+        """One past the highest batch that the live stream has shown, including batches whose epoch is not verified."""
+        stale = self.unverified.stale
+        return max(self.tracker.live_end, stale.last + 1 if stale else 0)
 
     def is_far(self, seq: int) -> bool:
         """Return whether a seq is too high for a gap.
@@ -502,6 +514,10 @@ class Epoch:
         if tracker.next == 0 or seq > tracker.next:
             self.history.missing_before(seq)
         tracker.restore_batch(seq, payload)
+
+    def restore_loss(self, count: int) -> None:
+        """When kvbus restarts, continue after ``count`` lost batches, which the write-ahead log records."""
+        self.history.missing_before(self.tracker.next + count)
 
     def restore_snapshot(self, seq: int) -> None:
         """When kvbus restarts, continue after batch ``seq``, up to which the write-ahead log records a snapshot."""

@@ -147,11 +147,13 @@ class GapTracker:
 
     __slots__ = (
         "_actions",
+        "_only_live",
         "_stats",
         "answered_end",
         "buffer",
         "fingerprints",
         "live_end",
+        "live_from",
         "log_end",
         "next",
         "synced",
@@ -162,6 +164,13 @@ class GapTracker:
         self.next = 0
         self.log_end = 0
         self.live_end = 0
+        self.live_from = 0
+        """First seq of the newest delivered batches that all came on the live stream of the present connection.
+
+        It equals ``next`` if the newest delivered batch came, or may have come, by replay or before the connection.
+        """
+        self._only_live = True
+        """Whether no batch of a replay answer was added in this epoch, so that all held batches came live."""
         self.answered_end = 0
         """One past the highest batch of a replay answer that may have been a state; 0 if there was no such answer.
 
@@ -228,11 +237,18 @@ class GapTracker:
 
         Call it only for a batch that was not delivered and is not in the buffer.
         """
+        self._only_live = False
         if seq == self.next and not self.buffer:
             self._found_next(seq, payload)
         else:
             self._keep(seq, payload, found=True)
             self.drain()
+
+    def replaced(self, seq: int, payload: bytes) -> None:
+        """Replace the held batch ``seq`` by the batch of a replay answer, and deliver the batches that are next."""
+        self._only_live = False
+        self.buffer.replace(seq, payload)
+        self.drain()
 
     def compacted(self, seq: int, payload: bytes) -> None:
         """Deliver or hold a batch of a replay answer that may be a state.
@@ -240,12 +256,14 @@ class GapTracker:
         Held live batches stay held until the answer ends, because a state is valid only when it is complete.
         """
         buffer = self.buffer
+        self._only_live = False
         self.answered_end = max(self.answered_end, seq + 1)
         if seq in buffer:
             buffer.replace(seq, payload)
             if seq == self.next:
                 buffer.take(seq)
                 self._deliver(seq, payload)
+                self.live_from = self.next
         elif seq == self.next:
             self._found_next(seq, payload)
         else:
@@ -257,12 +275,15 @@ class GapTracker:
             self._count_found(seq)
         self.log_end = max(self.log_end, seq + 1)
         self._deliver(seq, payload)
+        self.live_from = self.next
 
     def drain(self) -> None:
         """Deliver the batches in the reorder buffer that follow the last delivered batch without a gap."""
         buffer = self.buffer
         while buffer and (payload := buffer.take(self.next)) is not None:
             self._deliver(self.next, payload)
+            if not self._only_live:
+                self.live_from = self.next
 
     def _deliver(self, seq: int, payload: bytes) -> None:
         fingerprint = self.fingerprints.add(seq, payload)
@@ -334,7 +355,7 @@ class GapTracker:
 
     def begin_at(self, seq: int) -> None:
         """Begin with batch ``seq``, the oldest batch of the epoch that is available."""
-        self.next = seq
+        self.next = self.live_from = seq
         self.log_end = max(self.log_end, seq)
 
     def open(self) -> None:
@@ -355,7 +376,7 @@ class GapTracker:
         count = first - self.next
         self._stats.lost += count
         self.fingerprints.skip(self.next, first)
-        self.next = first
+        self.next = self.live_from = first
         self._actions.append(Lost(count, reason))
         self.drain()
 
@@ -365,7 +386,7 @@ class GapTracker:
             self._stats.missing += max(self.next + 1 - self.log_end, 0)
             self._stats.lost += 1
         self.fingerprints.skip(self.next, self.next + 1)
-        self.next += 1
+        self.next = self.live_from = self.next + 1
         self.log_end = max(self.log_end, self.next)
         self._actions.append(Lost(1))
         self.drain()
@@ -408,7 +429,7 @@ class GapTracker:
             self._stats.missing += max(self.next - seq, 0)
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
         self.fingerprints.skip(min(self.next, seq), max(self.next, seq))
-        self.next = seq
+        self.next = self.live_from = seq
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:

@@ -33,6 +33,7 @@ class Purpose(StrEnum):
     PROBE = "probe"
     VERIFY = "verify"
     HISTORY = "history"
+    COMPARE = "compare"
 
 
 class Phase(StrEnum):
@@ -50,6 +51,7 @@ class Phase(StrEnum):
     PROBE = "probe"
     BACKFILL = "backfill"
     RECHECK = "recheck"
+    COMPARE = "compare"
     GAP = "gap"
     GAP_SNAPSHOT = "gap_snapshot"
     GRACE = "grace"
@@ -77,6 +79,7 @@ class Input(StrEnum):
     STALE = "stale"
     PROBE_DUE = "probe due"
     BACKFILL_DUE = "backfill due"
+    COMPARE_DUE = "compare due"
     GRACE_OVER = "grace over"
     PAUSE_OVER = "pause over"
 
@@ -178,6 +181,13 @@ PHASES: Final[dict[Phase, PhaseInfo]] = {
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
+    ),
+    Phase.COMPARE: PhaseInfo(
+        State.LIVE,
+        "another publisher has the replay endpoint: kvbus compares its newest batches with the live stream",
+        Purpose.COMPARE,
+        "_compare",
+        "_compared",
     ),
     Phase.GAP: PhaseInfo(
         State.GAP,
@@ -289,6 +299,8 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
         ((Guard.ONCE_MORE, Phase.RECHECK), (Guard.SPENT, Phase.SNAPSHOT), (Guard.ALWAYS, Phase.LIVE)),
     ),
     ((Phase.RECHECK,), (Input.ABORTED,), to(Phase.GAP)),
+    ((Phase.LIVE,), (Input.COMPARE_DUE,), to(Phase.COMPARE)),
+    ((Phase.COMPARE,), (Input.ANSWERED, Input.SILENT), to(Phase.LIVE)),
     # transitions while a batch is missing
     ((Phase.GAP,), (Input.ANSWERED, Input.SILENT, Input.CAUGHT_UP), to(Phase.LIVE)),
     ((Phase.GAP,), (Input.ABORTED,), to(Phase.GAP)),

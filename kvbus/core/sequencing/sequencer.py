@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import Any, Final
+from typing import Any
+
+from msgspec import structs
 
 from kvbus.core.sequencing import phases
-from kvbus.core.sequencing.actions import Action, Lost, LostReason, NewEpoch, RestartReason, Synced
-from kvbus.core.sequencing.answers import REBUILT, Finding, Requests, Restart
-from kvbus.core.sequencing.epoch import NOTHING, Conflict, Epoch, History
+from kvbus.core.sequencing.actions import Action, Lost, NewEpoch, RestartReason, Synced
+from kvbus.core.sequencing.answers import OTHER_PUBLISHER, REBUILT, Finding, Requests, Restart
+from kvbus.core.sequencing.epoch import MAX_PROBE_BACKOFF, NOTHING, Conflict, Epoch, History
 from kvbus.core.sequencing.gap_tracker import GapTracker, ReorderBuffer
+from kvbus.core.sequencing.guards import holds
 from kvbus.core.sequencing.phases import PHASES, REQUESTS, SEPARATED, UNHURRIED, Guard, Input, Phase, Purpose, State
+from kvbus.core.sequencing.request import OpenRequest
+from kvbus.core.sequencing.trust import ReplayTrust
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
-
-MAX_PROBE_BACKOFF: Final = 32
-"""Maximum interval between probes of an idle publisher, in multiples of ``probe_interval``."""
 
 
 class Sequencer:
@@ -40,7 +42,9 @@ class Sequencer:
     """
 
     def __init__(self, spec: SourceSpec, stats: SourceStats) -> None:
+        self._configured = spec
         self.spec = spec
+        """The capabilities of the publisher. They include no replay while kvbus does not trust the replay endpoint."""
         self.stats = stats
         self.phase = Phase.AWAY
         self.epoch = 0
@@ -48,7 +52,9 @@ class Sequencer:
         """The actions that the caller has to carry out, in order. The caller removes each action from the queue."""
         self._requests = Requests(spec, stats, self.actions)
         self._conflict = Conflict()
-        self._epoch_state = Epoch(spec, stats, self.actions)
+        self._trust = ReplayTrust()
+        self.current = Epoch(spec, stats, self.actions)
+        """What kvbus knows about the current epoch."""
         self._retries = 0
         """How often the request of the current phase was repeated because the publisher did not answer."""
         self._synced_at = -inf
@@ -57,8 +63,6 @@ class Sequencer:
         """Whether the sequencer has to report that it is in sync (:class:`Synced`) as soon as no request is open."""
         self._idle_since = 0.0
         """The time of the last live batch or of the last probe of the publisher, whichever is later."""
-
-    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
@@ -73,37 +77,32 @@ class Sequencer:
     @property
     def tracker(self) -> GapTracker:
         """The delivered, held and missing seqs of the current epoch."""
-        return self._epoch_state.tracker
+        return self.current.tracker
 
     @property
     def history(self) -> History:
         """The record of how far back kvbus knows the batches of the current epoch."""
-        return self._epoch_state.history
+        return self.current.history
 
     @property
     def partial(self) -> bool:
         """Whether the publisher may hold blocks that no received batch has announced."""
-        return self._epoch_state.history.partial
+        return self.current.history.partial
 
     @property
     def next(self) -> int:
         """Seq of the batch that kvbus has to deliver next."""
-        return self._epoch_state.tracker.next
+        return self.current.tracker.next
 
     @property
     def reorder_buffer(self) -> ReorderBuffer:
         """The received batches that wait for an earlier batch, which is missing."""
-        return self._epoch_state.tracker.buffer
+        return self.current.tracker.buffer
 
     @property
     def pending(self) -> int:
         """Number of missing batches that may still arrive."""
-        return self._epoch_state.tracker.pending
-
-    @property
-    def unverified(self) -> ReorderBuffer:
-        """Live batches with old seqs, which wait until an answer of the publisher shows their epoch."""
-        return self._epoch_state.unverified.stale
+        return self.current.tracker.pending
 
     @property
     def request_waits(self) -> bool:
@@ -112,9 +111,12 @@ class Sequencer:
         return asked is not None and asked.waits
 
     @property
-    def lost_because(self) -> LostReason:
-        """The reason that kvbus reports if it gives the missing batches up now."""
-        return self._epoch_state.lost_because
+    def replay_of_another(self) -> bool:
+        """Whether the replay endpoint belongs to another publisher than the live stream, so that kvbus does not use it.
+
+        See :mod:`kvbus.core.sequencing.trust`.
+        """
+        return self._trust.lost
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +139,8 @@ class Sequencer:
             self._retries += 1
         asked = self._requests.open
         if self.phase in REQUESTS:
-            self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
+            facts = {"once_more": self._holds(Guard.ONCE_MORE), "confirms": not self._trust.confirmed}
+            self._requests.ask(self.phase, self.current, **facts)
         elif self.phase is Phase.CATCH_UP and asked is not None:
             # Keep the open request: the rest of its answer has the batches that kvbus missed.
             asked.phase = Phase.CATCH_UP
@@ -151,35 +154,12 @@ class Sequencer:
             self._take(Input.BEGIN, now)
 
     def _holds(self, guard: Guard) -> bool:
-        spec, tracker = self.spec, self.tracker
-        match guard:
-            case Guard.TRUSTED:
-                return not spec.requests_replay and tracker.synced and spec.on_lost == "keep"
-            case Guard.UNKNOWN:
-                unknown = not spec.replay or (spec.compacted and tracker.fingerprints.newest(tracker.next) < 0)
-                return spec.snapshot and tracker.synced and tracker.next > 0 and unknown
-            case Guard.DELIVERED:
-                return spec.replay and tracker.next > 0
-            case Guard.CROWDED:
-                return self._conflict.until < inf
-            case Guard.NO_REPLAY:
-                return not spec.replay
-            case Guard.FROM_NOW:
-                return spec.from_now and self.epoch == 0
-            case Guard.TAIL:
-                return spec.compacted and spec.replay
-            case Guard.SNAPSHOTS:
-                return spec.snapshot
-            case Guard.ONCE_MORE:
-                return self._retries < spec.attempts - 1
-            case Guard.SYNCED:
-                return tracker.synced
-            case _:
-                return spec.snapshot and (not spec.replay or self._epoch_state.gap_attempts >= spec.attempts)
+        crowded = self._conflict.until < inf
+        return holds(guard, self.spec, self.current, epoch=self.epoch, retries=self._retries, crowded=crowded)
 
     def _settle(self, now: float) -> None:
         """Begin to wait for live batches, because no request is open. If a batch is missing, request it."""
-        epoch = self._epoch_state
+        epoch = self.current
         if not epoch.tracker.synced:
             epoch.open()
             self._resyncing = True
@@ -210,11 +190,10 @@ class Sequencer:
 
     def _advance(self, now: float) -> None:
         """Deliver the held batches that are next in order, and request missing batches."""
-        epoch, tracker = self._epoch_state, self.tracker
+        epoch, tracker = self.current, self.tracker
         if not tracker.synced:
             if tracker.buffer and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.buffer)):
-                # Begin without an answer: either the publisher offers no history, or the live stream itself begins with
-                # batch 0.
+                # Begin without an answer: there is no history to request, or the live stream begins with batch 0.
                 epoch.baseline(tracker.buffer.first)
                 self._take(Input.FIRST, now)
             return
@@ -229,7 +208,7 @@ class Sequencer:
             self._ask_for_gap(now)
 
     def _ask_for_gap(self, now: float) -> None:
-        epoch, spec = self._epoch_state, self.spec
+        epoch, spec = self.current, self.spec
         if not spec.requests_replay:
             if epoch.grace_ends == inf:
                 self.stats.gaps += 1
@@ -246,11 +225,12 @@ class Sequencer:
 
     def _begin_epoch(self, restart: Restart, now: float) -> None:
         """Begin a new epoch with the stale batches as its first live batches. Drop the held batches of the old one."""
-        restarted = restart.reason is not RestartReason.REBUILT
+        restarted = restart.reason not in (RestartReason.REBUILT, RestartReason.OTHER_PUBLISHER)
         self.stats.restarts += restarted
         self.tracker.write_off()
-        first = self._epoch_state.unverified.take_stale()
+        first = self.current.unverified.take_stale()
         self._requests.stop()
+        self._trust.epoch_began()
         self._forget()
         self._idle_since = now
         self.actions.append(NewEpoch(restart.reason))
@@ -267,7 +247,7 @@ class Sequencer:
 
     def _forget(self) -> None:
         self.epoch += 1
-        self._epoch_state = Epoch(self.spec, self.stats, self.actions)
+        self.current = Epoch(self.spec, self.stats, self.actions)
         self._resyncing = False
 
     # -- connection ----------------------------------------------------------------------------------------------------
@@ -281,15 +261,18 @@ class Sequencer:
             self._begin_epoch(Restart(pending=False), now)
         self._idle_since = now
         if self.spec.compacted:
-            self._epoch_state.probe_factor = 1
+            self.current.probe_factor = 1
         self._resyncing = True
-        self._epoch_state.gap_attempts = 0
+        self.current.gap_attempts = 0
+        self.tracker.live_from = self.next
         self._take(Input.UP, now)
 
     def down(self, now: float) -> None:
         """Handle the loss of the connection. Keep the held batches if they can be delivered after a reconnection."""
-        epoch = self._epoch_state
+        epoch = self.current
         self._conflict.reconnected()
+        self._trust.disconnected()
+        self.spec = self._requests.spec = self._configured
         epoch.unverified.disconnected()
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
@@ -298,8 +281,7 @@ class Sequencer:
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # Drop the batches in the reorder buffer, so that kvbus receives them again. The next replay answer may be a
-            # state, which does not show whether these batches are still of the current epoch.
+            # Receive the held batches again: the next answer may be a state, which does not show their epoch.
             self.tracker.write_off()
             self.tracker.forget_ahead()
 
@@ -336,11 +318,11 @@ class Sequencer:
         """
         if self.phase is not Phase.LIVE or self._requests.open is not None or self.actions:
             return None
-        known = self._epoch_state.tracker.take_next(seq, payload)
+        known = self.current.tracker.take_next(seq, payload)
         if known is not None:
             self._idle_since = now
             if not self.spec.compacted:
-                self._epoch_state.probe_factor = 1
+                self.current.probe_factor = 1
         return known
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
@@ -348,7 +330,7 @@ class Sequencer:
         self.up(now)
         self._idle_since = now
         if not self.spec.compacted:
-            self._epoch_state.probe_factor = 1
+            self.current.probe_factor = 1
         tracker, asked = self.tracker, self._requests.open
         probed = asked.following if asked is not None and self.phase is Phase.PROBE else None
         if seq == probed == tracker.next and self._live_waits:
@@ -359,7 +341,7 @@ class Sequencer:
             self.stats.rejected[Reason.CONFLICT] += 1
         elif seq < tracker.next:
             self._below_next(seq, payload, now)
-        elif self._epoch_state.is_far(seq):
+        elif self.current.is_far(seq):
             self._far_ahead(seq, payload, now)
         elif seq in tracker.buffer:
             self.stats.duplicates += 1
@@ -376,7 +358,7 @@ class Sequencer:
         A batch 0 with unknown content begins an epoch, unless it is the first batch of the live stream: it may then be
         an old batch that the publisher's replay buffer has dropped. kvbus requests a replay to find out.
         """
-        tracker, unverified = self.tracker, self._epoch_state.unverified
+        tracker, unverified = self.tracker, self.current.unverified
         same = tracker.fingerprints.matches(seq, payload, tracker.next)
         if same is not True and seq < tracker.answered_end:
             same = True if now < self._synced_at + self.spec.late_copies or self._live_waits else None
@@ -385,7 +367,12 @@ class Sequencer:
             return
         begins = seq == 0 and tracker.answered_end == 0 and (tracker.live_end > 0 or not self.spec.replay)
         if same is False or begins:
-            self._begin_epoch(Restart(RestartReason.PAYLOAD), now)
+            restart: Finding = Restart(RestartReason.PAYLOAD)
+            if seq < tracker.live_end:
+                self._trust.live_restarted()
+            elif same is False and self.spec.replay and not self.spec.compacted:
+                restart = self._doubted(restart, seq - 1, asked=seq)  # only an answer has shown the other content
+            self._follow(restart, now)
             self.live(seq, payload, now)
             return
         unverified.keep_stale(seq, payload)
@@ -401,7 +388,7 @@ class Sequencer:
         A single such batch is refused. If batches with the next seqs follow it, a new epoch has begun.
         """
         self.stats.rejected[Reason.SEQ_RANGE] += 1
-        if ahead := self._epoch_state.unverified.ahead(seq, payload):
+        if ahead := self.current.unverified.ahead(seq, payload):
             self._begin_epoch(Restart(), now)
             for number, batch in ahead:
                 self.live(number, batch, now)
@@ -421,7 +408,7 @@ class Sequencer:
         The messages belong to the answer to ``request``, or to the live stream if ``request`` is None.
         """
         if request is None:
-            self._epoch_state.buffer.unread()
+            self.current.buffer.unread()
         else:
             self._requests.unread(request, now)
 
@@ -430,7 +417,7 @@ class Sequencer:
 
         ``now``, the relay's time, does not include these seconds.
         """
-        self._epoch_state.buffer.stood_still(seconds, now)
+        self.current.buffer.stood_still(seconds, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, may_be_state: bool = False) -> None:
         """Handle one batch of a replay answer.
@@ -439,7 +426,8 @@ class Sequencer:
         """
         asked = self._requests.match(request)
         if asked is not None:
-            self._follow(self._requests.batch(asked, seq, payload, now, may_be_state=may_be_state), now)
+            finding = self._requests.batch(asked, seq, payload, now, may_be_state=may_be_state)
+            self._follow(self._judged(asked, finding), now)
 
     def state_may_begin(self, seq: int, payload: bytes) -> bool:
         """Return whether this batch of a replay answer may be the first batch of a state.
@@ -458,7 +446,24 @@ class Sequencer:
         asked = self._requests.match(request)
         if asked is not None:
             self._requests.stop()  # close the request's connection, because the answer is complete
-            self._follow(self._requests.ended(asked, now, answered=True), now)
+            finding = self._judged(asked, self._requests.ended(asked, now, answered=True))
+            if self._trust.restored_by(asked):
+                self.spec = self._requests.spec = self._configured
+                self.history.pending = self.history.first > 0  # request the batches again that were not repaired
+            self._follow(finding, now)
+
+    def _judged(self, asked: OpenRequest, finding: Finding) -> Finding:
+        """Return what follows from an answer, which may come from another publisher than the live stream."""
+        restarts = isinstance(finding, Restart) and finding.reason is not RestartReason.REBUILT
+        contradicts = not self.spec.compacted and self._trust.contradicted_by(asked, restarts=restarts)
+        return self._doubted(finding, self.current.live_end - 1, asked=asked.live_end - 1) if contradicts else finding
+
+    def _doubted(self, finding: Finding, live: int, *, asked: int) -> Finding:
+        """Return what follows from a contradiction (see :meth:`ReplayTrust.contradicted` for the two seqs)."""
+        if not self._trust.contradicted(live, asked=asked):
+            return finding
+        self.spec = self._requests.spec = structs.replace(self._configured, replay=False)
+        return OTHER_PUBLISHER
 
     def replay_aborted(self, request: int, now: float) -> None:
         """Handle a replay answer that ended early because one of its batches was larger than kvbus accepts.
@@ -505,7 +510,7 @@ class Sequencer:
         asked = self._requests.timed_out(now)
         if asked is not None:
             self._follow(self._requests.ended(asked, now, answered=False), now)
-        epoch = self._epoch_state
+        epoch = self.current
         if now >= epoch.grace_ends:
             epoch.grace_ends = inf
             while not epoch.tracker.complete:
@@ -514,19 +519,19 @@ class Sequencer:
         if self._conflict.ended(now):
             self.history.nothing_sent()
             self._take(Input.PAUSE_OVER, now)
-        if self.phase is Phase.LIVE and self.spec.requests_replay:
+        if self.phase is Phase.LIVE:
             self._probe(now)
 
     @property
     def _probe_at(self) -> float:
         """The time at which kvbus probes the publisher if it stays silent until then; infinity if there is no probe."""
         interval = self.spec.probe_interval if self.spec.replay else 0.0
-        return self._idle_since + interval * self._epoch_state.probe_factor if interval else inf
+        return self._idle_since + interval * self.current.probe_factor if interval else inf
 
     @property
     def deadline(self) -> float:
         """The time at which :meth:`tick` has to be called next; infinity if no timeout is pending."""
-        times = [self._epoch_state.grace_ends, self._conflict.until]
+        times = [self.current.grace_ends, self._conflict.until]
         asked = self._requests.open
         if asked is not None:
             times += [asked.deadline, asked.hard_deadline]
@@ -535,13 +540,20 @@ class Sequencer:
         return min(times)
 
     def _probe(self, now: float) -> None:
-        if self.history.due(now):
+        """Send a request that no received batch needs, if one is due. The phase must be LIVE."""
+        spec, tracker, trust = self.spec, self.tracker, self._trust
+        if spec.requests_replay and self.history.due(now):
             self._take(Input.BACKFILL_DUE, now)
-        elif now >= self._probe_at:
-            self._epoch_state.buffer.silent(self.next, self._idle_since)
+        elif spec.requests_replay and now >= self._probe_at:
+            self.current.buffer.silent(self.next, self._idle_since)
             self._idle_since = now
-            self._epoch_state.probe_factor = min(self._epoch_state.probe_factor * 2, MAX_PROBE_BACKOFF)
+            self.current.probe_factor = min(self.current.probe_factor * 2, MAX_PROBE_BACKOFF)
             self._take(Input.PROBE_DUE, now)
+        elif tracker.live_from < tracker.next and not spec.compacted:
+            if trust.lost and trust.due(now, spec.probe_interval or spec.replay_timeout):
+                self._take(Input.COMPARE_DUE, now)
+            elif spec.replay and spec.probe_interval and not trust.confirmed and trust.due(now, spec.probe_interval):
+                self._take(Input.PROBE_DUE, now)
 
     # -- decisions of the caller ---------------------------------------------------------------------------------------
 
@@ -562,28 +574,16 @@ class Sequencer:
         emptied the complete cache, kvbus continues to request the older batches that it lacks.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
-            self._epoch_state.emptied(certain=certain)
+            self.current.emptied(certain=certain)
 
     def dump(self) -> dict[str, Any]:
         """Return the epoch's number, next seq, history and last fingerprints as plain data for a new process."""
-        return {"epoch": self.epoch, **self._epoch_state.dump()}
+        return {"epoch": self.epoch, **self.current.dump()}
 
     def load(self, data: dict[str, Any]) -> None:
         """Restore the result of :meth:`dump` from the previous process. There is no connection until :meth:`up`."""
         self.epoch = data["epoch"]
-        self._epoch_state.load(data)
-
-    def restore_batch(self, seq: int, payload: bytes) -> None:
-        """When kvbus restarts, continue after batch ``seq``, which the write-ahead log records as delivered."""
-        self._epoch_state.restore_batch(seq, payload)
-
-    def restore_loss(self, count: int) -> None:
-        """When kvbus restarts, continue after ``count`` lost batches, which the write-ahead log records."""
-        self.history.missing_before(self.next + count)
-
-    def restore_snapshot(self, seq: int) -> None:
-        """When kvbus restarts, continue after batch ``seq``, up to which the write-ahead log records a snapshot."""
-        self._epoch_state.restore_snapshot(seq)
+        self.current.load(data)
 
     def restore_epoch(self, *, partial: bool) -> None:
         """Begin a new epoch while kvbus restarts, because the write-ahead log has a record of the epoch's beginning.
@@ -597,4 +597,4 @@ class Sequencer:
     def recovery_finished(self) -> None:
         """Finish the recovery from the saved state: drop the actions, which the previous process has carried out."""
         self.actions.clear()
-        self._epoch_state.recovery_finished()
+        self.current.recovery_finished()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvbus.core.sequencing import phases
-from kvbus.core.sequencing.answers import OVERLAP, Requests
+from kvbus.core.sequencing.answers import Requests
 from kvbus.core.sequencing.epoch import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import (
@@ -24,6 +24,7 @@ from kvbus.core.sequencing.phases import (
     State,
     step,
 )
+from kvbus.core.sequencing.request import OVERLAP
 from kvbus.core.source_spec import ATTEMPTS
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
@@ -75,6 +76,19 @@ def after(count: int, *acts: Act, **settings: Any) -> tuple[SequencerScript, lis
     return in_sync(count, **({"probe_interval": 0.0} | settings)), list(acts)
 
 
+def of_the_answers(script: SequencerScript) -> None:
+    script.epoch = 0
+
+
+def of_another(script: SequencerScript) -> None:
+    script.epoch = 1
+
+
+ONCE: list[Act] = [of_another, live(2), of_the_answers, *map(replayed, range(2))]
+TWICE: list[Act] = [of_another, live(4), of_the_answers, *map(replayed, range(3))]
+OF_ANOTHER: list[Act] = [*ONCE, *TWICE, of_another, live(5), live(6), tick(0.0), tick(2.5)]
+"""The live stream has other batches than the answers, and kvbus compares them."""
+
 Made = tuple[SequencerScript, list[Act]]
 
 IN: dict[Phase, Callable[[], Made]] = {
@@ -87,6 +101,7 @@ IN: dict[Phase, Callable[[], Made]] = {
     Phase.PROBE: lambda: after(3, tick(1.5), probe_interval=1.0),
     Phase.BACKFILL: lambda: after(3, live(5), *SILENCE),
     Phase.RECHECK: lambda: after(LONG, live(3)),
+    Phase.COMPARE: lambda: after(3, *OF_ANOTHER),
     Phase.GAP: lambda: after(3, live(5)),
     Phase.GAP_SNAPSHOT: lambda: fresh(*NO_GAP_SNAPSHOT, *TWO_ANSWERS, snapshot=True),
     Phase.GRACE: lambda: after(3, live(5), replay=False),
@@ -192,6 +207,9 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.RECHECK, Input.ABORTED, Phase.GAP): then(
         Phase.RECHECK, *map(replayed, range(LONG - OVERLAP, LONG)), replay_aborted()
     ),
+    (Phase.LIVE, Input.COMPARE_DUE, Phase.COMPARE): IN[Phase.COMPARE],
+    (Phase.COMPARE, Input.ANSWERED, Phase.LIVE): then(Phase.COMPARE, replayed(5), replayed(6), replay_end()),
+    (Phase.COMPARE, Input.SILENT, Phase.LIVE): then(Phase.COMPARE, tick(2.0)),
     (Phase.GAP, Input.ANSWERED, Phase.LIVE): then(Phase.GAP, *map(replayed, range(3)), replay_end()),
     (Phase.GAP, Input.SILENT, Phase.LIVE): then(Phase.GAP, tick(2.0)),
     (Phase.GAP, Input.CAUGHT_UP, Phase.LIVE): then(Phase.GAP, replayed(3), replayed(4)),

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost
-from kvbus.core.sequencing.answers import OVERLAP
 from kvbus.core.sequencing.epoch import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import State
+from kvbus.core.sequencing.request import OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.stats import SourceStats
@@ -145,7 +145,7 @@ class TestEpochs:
                 script.after(down() if step[0] == "down" else up())
             stats, sequencer = script.stats, script.sequencer
             dropped = stats.duplicates + stats.held_overflow + sum(stats.rejected.values())
-            waiting = len(sequencer.reorder_buffer) + len(sequencer.unverified)
+            waiting = len(sequencer.reorder_buffer) + len(sequencer.current.unverified.stale)
             assert sent == len(script.delivered) + waiting + dropped + stats.filtered["old_epoch"]
 
     def test_an_engine_that_returns_in_a_new_epoch_with_a_trimmed_history_is_partial(self):
@@ -319,7 +319,7 @@ class TestRestartOfThisProcess:
         script = in_sync(5)
         again = self.restarted(script)
         for seq in (5, 6):
-            again.sequencer.restore_batch(seq, again.payload(seq))
+            again.sequencer.current.restore_batch(seq, again.payload(seq))
         again.sequencer.recovery_finished()
         assert again.state is State.CONNECTING
         assert again >> up() << ask(0)
@@ -330,7 +330,7 @@ class TestRestartOfThisProcess:
     def test_a_restarted_sequencer_continues_the_epoch_of_the_write_ahead_log(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_epoch(partial=False)
-        again.sequencer.restore_batch(3, again.payload(3))
+        again.sequencer.current.restore_batch(3, again.payload(3))
         again.sequencer.recovery_finished()
         assert (again.sequencer.epoch, again.sequencer.next) == (1, 4)
         assert again.sequencer.partial
@@ -339,7 +339,7 @@ class TestRestartOfThisProcess:
 
     def test_a_loss_in_the_write_ahead_log_makes_a_restarted_source_partial(self):
         again = self.restarted(in_sync(5))
-        again.sequencer.restore_loss(2)
+        again.sequencer.current.restore_loss(2)
         assert (again.sequencer.partial, again.sequencer.history.first) == (True, 7)
 
     def test_a_sequencer_restarted_before_its_first_batch_counts_no_missing_batches(self):
@@ -352,8 +352,8 @@ class TestRestartOfThisProcess:
 
     def test_a_restored_snapshot_ends_partial(self):
         again = self.restarted(in_sync(5))
-        again.sequencer.restore_batch(9, again.payload(9))
-        again.sequencer.restore_snapshot(20)
+        again.sequencer.current.restore_batch(9, again.payload(9))
+        again.sequencer.current.restore_snapshot(20)
         assert (again.sequencer.next, again.sequencer.history.first) == (21, 0)
         assert not again.sequencer.partial
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from kvbus.core.sequencing.answers import OpenRequest, Requests, Restart
+from kvbus.core.sequencing.answers import Requests, Restart
+from kvbus.core.sequencing.request import OpenRequest
 from kvbus.daemon.runtime import RunningClock
 
 
