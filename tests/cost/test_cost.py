@@ -42,12 +42,12 @@ def test_stores_with_different_numbers_of_tokens_are_cheap():
     assert instructions_for("engine live", given) <= 20
 
 
-LARGE = list(range(1, 600_001))
+LARGE = list(range(1, 300_001))
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known blocks", "unknown blocks"])
 def test_no_call_of_the_relay_removes_very_many_blocks(known):
-    """kvbus removes 600,000 blocks in several calls, each of which needs a small part of the CPU time.
+    """kvbus removes 300,000 blocks in several calls, each of which needs a small part of the CPU time.
 
     An earlier version removed a million blocks in one call, in which kvbus answered no probe for up to 14 s.
     """
@@ -61,5 +61,5 @@ def test_no_call_of_the_relay_removes_very_many_blocks(known):
             begun = time.process_time()
             bus.handle(todo.pop() if todo else Tick(1.0), 1.0)
             calls.append(time.process_time() - begun)
-        assert len(calls) > 15
+        assert len(calls) > 8
     assert max(calls) < 0.4 * sum(calls)
