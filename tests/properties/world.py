@@ -175,7 +175,16 @@ class Engine:
             "token_ids": [token for block in blocks for token in (block, block + 100)],
             "block_size": 2,
             "medium": medium,
+            **self.names(medium),
         }
+
+    def names(self, medium: str) -> dict[str, str]:
+        """Return the locality and the owner that the engine names for blocks that are not on the GPU.
+
+        Each life of the engine names others; the first life names none.
+        """
+        ways = [{}, {"locality": "LOCAL"}, {"ownership": "kvcr"}, {"locality": "REMOTE", "ownership": "kvcr"}]
+        return {} if medium == "GPU" or not self.life else ways[(self.life + self.rank) % len(ways)]
 
     def tail(self, block: int, medium: str) -> dict[str, Any]:
         event = self.store([block], medium)
@@ -204,7 +213,8 @@ class Engine:
                     self._see(run)
                     self.tails[medium, block] -= 1
                     hashes = [self.hash_of(TAIL + block)]
-                    events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+                    gone = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+                    events.append(gone | self.names(medium))
                 continue
             if what == "remove":
                 block, medium = rest
@@ -214,7 +224,8 @@ class Engine:
                     if self.visible[medium, block]:
                         self.visible[medium, block] -= 1
                     hashes = [self.hash_of(block)]
-                    events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+                    gone = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
+                    events.append(gone | self.names(medium))
             elif rest:
                 self._see(run)
                 events.append(CLEARED | {"medium": rest[1]})
