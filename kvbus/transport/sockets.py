@@ -150,36 +150,10 @@ def check_library() -> None:
 
 
 def make_context() -> Context:
-    """Return the daemon's ZeroMQ context, whose I/O threads do not interrupt the relay's thread.
-
-    A sidecar has few CPU cores, so the I/O threads and the relay's thread may share a core. There Linux by default
-    first runs the thread that has just woken up. Then a burst of batches costs two context switches for each batch. A
-    thread with the policy ``SCHED_BATCH`` does not interrupt the running thread, so libzmq sends a burst at its end,
-    with one context switch. With enough cores the policy makes no difference.
-    """
+    """Return the daemon's ZeroMQ context."""
     context = Context(IO_THREADS)
     context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # the default is 1,023; a source needs several sockets
-    if _may_batch():
-        context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
-
-
-def _may_batch() -> bool:
-    """Return whether this process may use ``SCHED_BATCH``, by setting it in a short-lived thread.
-
-    A sandbox may forbid the policy, and then libzmq would abort the process.
-    """
-    allowed = []
-
-    def ask() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # sched_setscheduler exists only on Linux
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-            allowed.append(True)
-
-    thread = threading.Thread(target=ask, name="kvbus-policy")
-    thread.start()
-    thread.join()
-    return bool(allowed)
 
 
 def make_socket(context: Context, kind: int, **more: int) -> Socket:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -163,50 +161,6 @@ def test_host_names_are_resolved_in_the_second_io_thread(endpoint: str, bind: bo
     try:
         sockets.attach_or_refuse(sub, endpoint, bind=bind)
         assert sub.getsockopt(zmq.AFFINITY) == thread
-    finally:
-        sub.close(0)
-        context.term()
-
-
-def io_threads() -> set[int]:
-    """Return the thread ids of the I/O threads of this process's ZeroMQ contexts.
-
-    A context starts its I/O thread with its first socket.
-    """
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has just ended
-            if "ZMQbg/IO" in (task / "comm").read_text():
-                found.add(int(task.name))
-    return found
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_io_threads_have_batch_scheduling_if_linux_permits_it(
-    refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """libzmq aborts the process if Linux refuses the scheduling policy of its I/O threads.
-
-    Therefore kvbus first checks whether Linux accepts this policy.
-    """
-    if refused:
-
-        def refuse(*_: object) -> None:
-            raise PermissionError(1, "Operation not permitted")
-
-        monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    others = io_threads()
-    context = sockets.make_context()
-    before = os.sched_getscheduler(0)
-    sub = sockets.make_socket(context, zmq.SUB)
-    try:
-        assert sub.context.get(zmq.IO_THREADS) == sockets.IO_THREADS
-        until = time.monotonic() + 60
-        while len(mine := io_threads() - others) < sockets.IO_THREADS and time.monotonic() < until:
-            time.sleep(0.01)  # a thread sets its policy before its name
-        policies = [os.sched_getscheduler(thread) for thread in mine]
-        assert policies == [os.SCHED_OTHER if refused else os.SCHED_BATCH] * sockets.IO_THREADS
-        assert os.sched_getscheduler(0) == before  # the policy of the relay's own thread has not changed
     finally:
         sub.close(0)
         context.term()
