@@ -237,10 +237,12 @@ class StrictRouter(SocketRouter):
         Raises:
             GivenUpError: the answer broke a rule that the docstring of the class lists.
         """
-        while self._dealer is not None and count:
-            await self._there_is_a_message(self._dealer)
+        while (dealer := self._dealer) is not None and count:
+            await self._there_is_a_message(dealer)
+            if self._dealer is not dealer:
+                return  # the router was restarted meanwhile
             count -= 1
-            empty, topic, frame, payload = self._dealer.recv_multipart()
+            empty, topic, frame, payload = dealer.recv_multipart()
             assert empty == b""
             if frame == END:
                 assert (topic, payload) == (b"", b"")
@@ -259,7 +261,7 @@ class StrictRouter(SocketRouter):
         # This clock does not count time in which this process or its machine is suspended.
         waiting_since = self._clock.time()
         await asyncio.sleep(0)
-        while not dealer.poll(0):
+        while not (dealer.closed or dealer.poll(0)):
             now = self._clock.time()
             if now > waiting_since + self._idle:
                 raise GivenUpError(f"no message for {self._idle} s at {self.next}")
@@ -302,7 +304,10 @@ class StrictRouter(SocketRouter):
             self._newest = seq
             if seq > self.next:
                 self.holes += 1
+                live = self._live
                 await self.rebuild()
+                if self._live is not live:
+                    return self.next  # the router was restarted meanwhile
                 assert seq <= self.next, "what was sent live can be replayed"
             if seq == self.next:
                 self._take(payload)
