@@ -18,7 +18,7 @@ from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.subscription import limits_of_publishers
 from kvbus.transport.unsent import Unsent
-from kvbus.transport.zmtp.endpoint import SYSTEM, System
+from kvbus.transport.zmtp.settings import SYSTEM, System
 
 log = logging.getLogger("kvbus.daemon")
 

@@ -17,7 +17,7 @@ from kvbus.transport.dialling import Dialled, dial
 from kvbus.transport.request import RequestConnection
 from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.subscription import BoundStream, DialledStream
-from kvbus.transport.zmtp.endpoint import SYSTEM, System
+from kvbus.transport.zmtp.settings import SYSTEM, System
 
 LONGEST_STEP: Final = 0.2
 """Maximum seconds that the relay's clock counts for the interval between two readings.

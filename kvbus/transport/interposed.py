@@ -11,9 +11,10 @@ from typing import Final
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport.subscription import AcceptedStream, Events
-from kvbus.transport.zmtp.endpoint import Listener, Refused, Settings
+from kvbus.transport.zmtp.endpoint import Listener, Refused
 from kvbus.transport.zmtp.mechanism import PUBLISHERS, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.settings import Settings
 
 MAX_PUBLISHERS: Final = 16
 """Maximum number of engines that are connected to one shared port.

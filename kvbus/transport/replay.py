@@ -20,11 +20,12 @@ from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.sender import QUANTUM, STALL_TIMEOUT, Sender, Session
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.unsent import UNLIMITED, Unsent
-from kvbus.transport.zmtp.endpoint import SYSTEM, Listener, Settings, System
+from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import SYSTEM, Settings, System
 from kvbus.transport.zmtp.wire import encode_message, encoded_parts
 from kvbus.transport.zmtp_keys import Keys
 

@@ -16,11 +16,12 @@ from kvbus.core import types
 from kvbus.core.types import Refused
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.addresses import host_of
-from kvbus.transport.zmtp.endpoint import MAX_READ, Dialler, Listener, Settings
+from kvbus.transport.zmtp.endpoint import MAX_READ, Dialler, Listener
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp.wire import PEER_SAYS, subscribe
 from kvbus.transport.zmtp_keys import Keys
 

@@ -11,8 +11,8 @@ import pytest
 
 from kvbus.transport.dialling import dial
 from kvbus.transport.reach import Outcome, Stop
-from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.settings import Settings
 from tests.ports import ports_in_a_row
 
 from .go_peers import publisher

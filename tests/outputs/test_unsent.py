@@ -4,7 +4,7 @@ It must not wait until the kernel has buffered megabytes for the router.
 """
 
 from kvbus.transport.live.stream import UNSENT
-from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS
+from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
 from tests.doubles.bus import eventually
 from tests.outputs.driven import driving
 from tests.transport.loops import both_loops

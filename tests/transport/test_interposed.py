@@ -13,7 +13,7 @@ import zmq
 from kvbus.core.stats import OutputStats
 from kvbus.transport.interposed import MAX_PUBLISHERS, Interposed, InterposedStream
 from kvbus.transport.subscription import Events, limits_of_publishers
-from kvbus.transport.zmtp.endpoint import Settings
+from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp.wire import encode_message, subscribe
 from tests.doubles.bus import eventually
 from tests.transport.loops import both_loops, turns, u64

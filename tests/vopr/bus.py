@@ -15,7 +15,7 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.runtime import EngineSockets, Runtime
 from kvbus.transport.dialling import Dialled
 from kvbus.transport.reach import Outcome, Stop
-from kvbus.transport.zmtp.endpoint import System
+from kvbus.transport.zmtp.settings import System
 from tests.doubles.bus import change_sources
 from tests.vopr.engines import Directory, SimLive, SimRequest
 from tests.vopr.network import Network, queued_bytes

@@ -13,8 +13,8 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.unsent import UNLIMITED, Unsent
-from kvbus.transport.zmtp.endpoint import SYSTEM, System
 from kvbus.transport.zmtp.protocol import DEFAULT, Limits
+from kvbus.transport.zmtp.settings import SYSTEM, System
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,12 @@ from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.stream import UNSENT, LivePublisher
 from kvbus.transport.replay import ReplayServer, sender_of_output
 from kvbus.transport.sockets import PLAIN, PeerPolicy
-from kvbus.transport.zmtp.endpoint import Dialler, Listener, Settings
+from kvbus.transport.zmtp.endpoint import Dialler, Listener
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
+from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp_keys import Keys
 
 log = logging.getLogger("kvbus.daemon")

@@ -11,14 +11,12 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from kvbus.transport.zmtp import protocol, tcp
 from kvbus.transport.zmtp.protocol import Cancelled, Event, Message, Opened, Subscribed
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
-
-if TYPE_CHECKING:
-    from kvbus.transport.zmtp.endpoint import Endpoint
+from kvbus.transport.zmtp.settings import Settings
 
 EVENTS: Final = 32
 """Maximum number of ZMTP events, such as messages and subscriptions, that kvbus decodes from one connection in one
@@ -74,6 +72,28 @@ class PeerHandler(Protocol):
         """
 
 
+class PeerOwner(Protocol):
+    """The endpoint of a peer, as the peer uses it.
+
+    Attributes:
+        scratch: memory for the bytes that are read next. All connections of the endpoint share it.
+    """
+
+    handler: PeerHandler
+    settings: Settings
+    loop: asyncio.AbstractEventLoop
+    scratch: memoryview
+
+    def admit(self, socket_type: bytes) -> bool:
+        """Return whether a further peer with this socket type may be connected."""
+
+    def opened(self, peer: Peer) -> None:
+        """Handle the end of a successful handshake."""
+
+    def lost(self, peer: Peer, reason: str) -> None:
+        """Handle the end of a connection, which may still be in its handshake."""
+
+
 class Peer(asyncio.BufferedProtocol):
     """One ZMTP connection on the event loop. The handler gets the peer after the handshake.
 
@@ -106,7 +126,7 @@ class Peer(asyncio.BufferedProtocol):
         over: a future that is done when the connection has ended.
     """
 
-    def __init__(self, endpoint: Endpoint, connected: socket.socket, address: str, zmtp: protocol.Protocol) -> None:
+    def __init__(self, endpoint: PeerOwner, connected: socket.socket, address: str, zmtp: protocol.Protocol) -> None:
         self.id = next(_IDS)
         self.address = address
         self.is_open = False

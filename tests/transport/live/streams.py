@@ -15,8 +15,9 @@ from kvbus.core.outputs.stream import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sender import Sender
-from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS, Listener
+from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
 from tests.doubles.bus import eventually
 from tests.ports import free_port
 from tests.transport.loops import read_all, turns, u64

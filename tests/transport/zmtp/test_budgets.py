@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from kvbus.transport.zmtp import wire
-from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp.wire import encode_command, encode_message
 from tests.doubles.bus import PATIENCE, eventually
 from tests.transport.loops import both_loops

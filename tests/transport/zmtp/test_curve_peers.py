@@ -7,9 +7,9 @@ import pytest
 import zmq
 
 from kvbus.transport.zmtp.curve import Client
-from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp.wire import encode_message
 from tests.doubles.bus import eventually
 from tests.transport.loops import both_loops

@@ -10,9 +10,10 @@ import zmq
 
 from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import endpoint as endpoint_module
-from kvbus.transport.zmtp.endpoint import Dialler, Settings
+from kvbus.transport.zmtp.endpoint import Dialler
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import Settings
 from tests.doubles.bus import eventually
 from tests.ports import free_port
 from tests.transport.loops import both_loops, turns

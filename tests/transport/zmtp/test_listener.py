@@ -10,10 +10,11 @@ import pytest
 import zmq
 
 from kvbus.common.errors import BindError
-from kvbus.transport.zmtp.endpoint import Listener, Settings
+from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp.wire import command, encode_message
 from tests.doubles.bus import eventually
 from tests.ports import free_port

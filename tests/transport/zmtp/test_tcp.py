@@ -74,7 +74,7 @@ async def test_a_peer_that_does_not_read_counts_as_alive():
 SILENT = """
 import asyncio, subprocess, sys
 sys.path.insert(0, {root!r})
-from kvbus.transport.zmtp.endpoint import Settings
+from kvbus.transport.zmtp.settings import Settings
 from tests.doubles.bus import eventually
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare, listening

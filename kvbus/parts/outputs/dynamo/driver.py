@@ -26,10 +26,11 @@ from kvbus.transport.live.endpoint import reopening
 from kvbus.transport.live.stream import UNSENT, LivePublisher
 from kvbus.transport.sender import Sender
 from kvbus.transport.sockets import PeerPolicy
-from kvbus.transport.zmtp.endpoint import Listener, Settings
+from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
+from kvbus.transport.zmtp.settings import Settings
 
 log = logging.getLogger("kvbus.daemon")
 
