@@ -7,6 +7,7 @@ invalid values and contradictions between keys.
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
+from kvbus.config.limits import Limits
 from kvbus.config.load import load
 from kvbus.config.logs import (
     KafkaServers,
@@ -18,7 +19,7 @@ from kvbus.config.logs import (
     RedisKeys,
     RedisServer,
 )
-from kvbus.config.models import Config, Limits, SourceStream, further_ranks, render_topic, topic_for
+from kvbus.config.models import Config, SourceStream, further_ranks, render_topic, topic_for
 from kvbus.config.outputs import OutputConfig, StreamEndpoints
 from kvbus.config.sources import FoundRank, FoundSource, SourceConfig
 

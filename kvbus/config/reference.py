@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.front import Front, FrontGrpc
+from kvbus.config.limits import Limits
 from kvbus.config.logs import TYPES, KafkaTopic, NatsStream, RedisKeys
-from kvbus.config.models import Config, Interpose, Limits
+from kvbus.config.models import Config, Interpose
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import SourceConfig
 

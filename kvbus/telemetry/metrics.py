@@ -26,20 +26,17 @@ from kvbus.telemetry.readings import (
     read_outputs,
     read_sources,
 )
-from kvbus.telemetry.table import (
-    DISCOVERY,
-    FINDING,
-    FINDING_LABELS,
-    FRONT,
-    FRONT_GRPC,
-    HISTOGRAMS,
-    OUTPUTS,
-    PROCESS,
-    SOURCES,
-    Row,
-)
+from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTPUTS, PROCESS, SOURCES, Row, row
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+FINDING: Final = row(
+    "finding",
+    "1 for each current finding about the bus, a source or a router. /findings has the text and the remedy. A router "
+    "has the name of its key, or the name of its output. Findings that do not apply have no series.",
+    lambda each: (each.severity, each.kind, each.name or each.output or "", each.id),
+)
+FINDING_LABELS: Final = ("severity", "kind", "name", "id")
 
 AT_ONCE: Final = 4
 """Number of sources that a scrape reads in one iteration of the event loop.

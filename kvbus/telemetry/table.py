@@ -13,10 +13,7 @@ from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
-"""Reasons for which the ZeroMQ driver drops a batch.
-
-These reasons are shown as 0 from the start. The reasons of other drivers are shown when they are first counted.
-"""
+"""Reasons for which the ZeroMQ driver drops a batch. Other drivers' reasons are shown when they are first counted."""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 WITHHELD: Final = ("rights", "unknown_parent")
 REPLAY_OUTCOMES: Final = (
@@ -577,14 +574,6 @@ PROCESS: Final = (
         RELOAD_OUTCOMES,
     ),
 )
-
-FINDING: Final = row(
-    "finding",
-    "1 for each current finding about the bus, a source or a router. /findings has the text and the remedy. A router "
-    "has the name of its key, or the name of its output. Findings that do not apply have no series.",
-    lambda each: (each.severity, each.kind, each.name or each.output or "", each.id),
-)
-FINDING_LABELS: Final = ("severity", "kind", "name", "id")
 
 HISTOGRAMS: Final = (
     row(

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from kvbus.config.models import Config, Limits
+from kvbus.config.limits import Limits
+from kvbus.config.models import Config
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import SourceConfig
 from tests.chart.charts import CHART, LIBRARY, Values, helm, load, render

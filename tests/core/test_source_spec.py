@@ -4,8 +4,8 @@ Its fields have the names and defaults of the configuration, and the names of it
 """
 
 from kvbus.config import Config, SourceConfig
+from kvbus.config.limits import Limits
 from kvbus.config.load import load
-from kvbus.config.models import Limits
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.daemon.build import source_spec

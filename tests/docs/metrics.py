@@ -6,18 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from kvbus.telemetry.table import (
-    DISCOVERY,
-    FINDING,
-    FINDING_LABELS,
-    FRONT,
-    FRONT_GRPC,
-    HISTOGRAMS,
-    OUTPUTS,
-    PROCESS,
-    SOURCES,
-    Row,
-)
+from kvbus.telemetry.metrics import FINDING, FINDING_LABELS
+from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTPUTS, PROCESS, SOURCES, Row
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "METRICS.md"
 EVENTS: Final = ("events_rejected_total", "events_filtered_total", "blocks")
