@@ -21,7 +21,7 @@ from tests.vopr.defects import broken_answer
 ROOT = Path(__file__).parents[2]
 FOUND_IN = {
     "answer_size": (10, 22, 26),
-    "pause": (3, 6, 8),
+    "pause": (6, 8, 20),
     "sent_before_commit": (2, 3, 7),
     "uncounted_loss": (2, 3, 6),
     "used_before_reserved": (13, 25),
