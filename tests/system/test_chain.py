@@ -44,6 +44,9 @@ async def the_chain(*, by_snapshot: bool) -> None:
                 lambda: len(second.source.normalizer.index) == len(first.source.normalizer.index), "the same blocks"
             )
             assert not second.source.partial
+            asked = second.source.stats.replays
+            await eventually(lambda: second.source.stats.replays > asked + 3, "requests about the silent stream")
+            assert second.source.stats.restarts == 0
             router = RouterOnASet(second.out, second.out_replay)
             router.subscribe()
             try:

@@ -273,6 +273,10 @@ class Requests:
             asked.is_state = asked.phase is Phase.PROBE and not asked.items
             return None if asked.is_state else REBUILT
         if contradicts:
+            # A publisher that is itself a kvbus numbers its state like the batches that the state replaces, and still
+            # sends these batches in later answers. On a silent connection, such a batch proves no other epoch.
+            if asked.phase is Phase.PROBE and asked.epoch.took_state and seq < asked.epoch.tracker.live_from:
+                return None
             return Restart(RestartReason.PAYLOAD, proven=not self.spec.compacted)
         return self._start_late(asked, seq, now) if asked.begins_beyond(seq) else None
 
