@@ -51,6 +51,12 @@ def _named(event: list[Any] | dict[str, Any]) -> dict[str, Any]:
     return {"type": event[0], **dict(zip(names, event[1:], strict=False))}
 
 
+def _names(event: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the locality and the owner that an event names; None for each that is no text."""
+    found = event.get("locality"), event.get("ownership")
+    return tuple(each if isinstance(each, str) else None for each in found)  # type: ignore[return-value]
+
+
 class Block(NamedTuple):
     """A router's record of one block. ``tokens`` has token ids or, with EAGLE, pairs of token ids."""
 
@@ -61,7 +67,8 @@ class Block(NamedTuple):
 class PlainSetRouter:
     """A router that keeps a set of blocks: a store adds blocks, a removal deletes blocks, a clear empties the set.
 
-    The router does not count copies of a block. ``violations`` lists every event that breaks a rule of kvbus's output:
+    The router does not count copies of a block. A block that kvbus names with several localities or owners is there
+    until its last removal. ``violations`` lists every event that breaks a rule of kvbus's output:
     seqs without gaps, valid events, and one block size for each group. A store with an unknown parent breaks no rule.
     The router counts such stores in ``orphans``.
     """
@@ -76,6 +83,8 @@ class PlainSetRouter:
         self.block_sizes: dict[int | None, int] = {}
         self.ranks: set[int | None] = set()
         self._run: list[tuple[tuple[int | None, str], int | bytes, int | bytes | None]] = []
+        self._residencies: dict[tuple[int | None, str, int | bytes], set[tuple[Any, Any]]] = {}
+        """The localities and owners under which kvbus has announced each block."""
 
     def apply(self, seq: int, payload: bytes) -> None:
         """Apply a batch. Ignore a batch that the router has seen before, because replay and live stream may overlap."""
@@ -140,6 +149,7 @@ class PlainSetRouter:
             self._end_of_run(seq)
             self.clears += 1
             self.blocks.clear()
+            self._residencies.clear()
             return
         medium = medium_key(event.get("medium"))
         if medium is None or (event.get("medium") or "GPU") not in MEDIA:
@@ -150,7 +160,7 @@ class PlainSetRouter:
             self._wrong(seq, f"{event['type']} with hashes {hashes!r}")
             return
         if event["type"] == "BlockRemoved":
-            self._removed(seq, group, medium, hashes)
+            self._removed(seq, group, medium, event)
         elif event["type"] == "BlockStored":
             self._end_of_run(seq)
             self._stored(seq, group, medium, event)
@@ -172,19 +182,25 @@ class PlainSetRouter:
             if parent == hashes[0]:
                 self._wrong(seq, f"{parent!r} is its own parent")
             self.orphans += self._find(group, parent) is None
+        names = _names(event)
         for i, block in enumerate(hashes):
-            if (group, medium, block) in self.blocks:
+            held = self._residencies.setdefault((group, medium, block), set())
+            if names in held:
                 self._wrong(seq, f"stored twice: {group, medium, block}")
+            held.add(names)
             piece = tuple(tuple(t) if isinstance(t, list) else t for t in tokens[i * size : (i + 1) * size])
             self.blocks[(group, medium, block)] = Block(parent, piece)
             parent = block
 
-    def _removed(self, seq: int, group: int | None, medium: str, hashes: list[Any]) -> None:
-        for block in hashes:
-            known = self.blocks.pop((group, medium, block), None)
-            if known is None:
+    def _removed(self, seq: int, group: int | None, medium: str, event: dict[str, Any]) -> None:
+        names = _names(event)
+        for block in event["block_hashes"]:
+            held = self._residencies.get((group, medium, block), set())
+            if names not in held:
                 self._wrong(seq, f"removed but not there: {group, medium, block}")
-            else:
+                continue
+            held.discard(names)
+            if not held and (known := self.blocks.pop((group, medium, block), None)) is not None:
                 self._run.append(((group, medium), block, known.parent))
 
     def _end_of_run(self, seq: int) -> None:
