@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.core.checkpoint import Loader, dump
@@ -53,6 +53,15 @@ STEPS = st.lists(
     min_size=1,
     max_size=8,
 )
+
+_ON_GPU: Any = (None, "GPU", (None, None))
+CLEARED_AND_STORED_ELSEWHERE: Any = [
+    *[("store", _ON_GPU, [0])] * 3,
+    ("store", (None, "CPU", (None, None)), [0]),
+    ("clear", None, None),
+    ("store", (None, "GPU", ("LOCAL", None)), [0]),
+]
+"""A batch that clears blocks and stores them under another locality: the removal of sub-blocks is still held back."""
 
 Key = tuple[Any, ...]
 """A block: its group, medium, locality and owner, and then its hash."""
@@ -204,6 +213,7 @@ def test_routers_hold_the_residencies_of_the_engines_blocks(profile: str, view: 
 
 @pytest.mark.parametrize("profile", ["vllm", "dynamo", "llm-d"])
 @given(steps=STEPS)
+@example(steps=[CLEARED_AND_STORED_ELSEWHERE])
 def test_routers_hold_the_residencies_of_sub_blocks(profile: str, steps: Any) -> None:
     """kvbus cuts each block into two sub-blocks, whose hashes it derives."""
     bus = Bus(profile, size=SIZE // 2)

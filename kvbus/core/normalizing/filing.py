@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from kvbus.core.blocks.announce import consecutive
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import Table, TableKey, filed
+from kvbus.core.blocks.index import TableKey, filed
 from kvbus.core.normalizing.cache import EngineCache
 from kvbus.core.normalizing.reblocking import Reblocking, SubBlocks
 from kvbus.core.types import Hash, Residencies
@@ -36,17 +36,25 @@ class Filing:
     def store(self, key: TableKey, stores: Sequence[AnyEvent]) -> None:
         """Append the stores of a residency's new blocks, without those blocks that the routers have already."""
         for residencies, leaving in self._cache.filed.items():
-            others = self._cache.index.siblings(key, residencies)
-            if not others:
+            others = [table for _, table in self._cache.index.siblings(key, residencies)]
+            # Sub-blocks whose removal is held back until the end of the batch: routers still have them. The table that
+            # had them may be gone.
+            place = filed(key, residencies)
+            held = [
+                names
+                for other, names in self._reblocking.removed.items()
+                if other != key and filed(other, residencies) == place
+            ]
+            if not others and not held:
                 leaving.extend(stores)
                 continue
             for event in stores:
-                new = [at for at, block in enumerate(hashes_of(event)) if not self._known(others, block)]
+                new = [
+                    at
+                    for at, block in enumerate(hashes_of(event))
+                    if not any(table.announces(block) for table in others) and not any(block in names for names in held)
+                ]
                 leaving.extend(parts(event, list(consecutive(new))))
-
-    def _known(self, others: Sequence[tuple[TableKey, Table]], block: Hash) -> bool:
-        """Return whether routers have a block of other residencies, or a sub-block whose removal is still held back."""
-        return any(table.announces(block) or block in self._reblocking.removed.get(key, ()) for key, table in others)
 
     def remove(self, key: TableKey, block: Hash) -> None:
         """Remember whether another residency has a block that has just been removed from the residency ``key``."""
