@@ -51,7 +51,8 @@ def test_kvbus_relays_an_anonymized_capture_like_the_original(name):
         assert (message.t, message.seq, len(message.payload)) == (other.t, other.seq, len(other.payload))
     renaming = same_but_for_names(run(messages, lost=0.2), run(names, lost=0.2))
     assert len(renaming.names) > 10
-    assert not [value for (_, value), other in renaming.names.items() if value == other and recognisable(value)]
+    stay = [value for (_, value), other in renaming.names.items() if value == other and recognisable(value)]
+    assert set(stay) <= {"LOCAL", "REMOTE"}
 
 
 def recognisable(value):

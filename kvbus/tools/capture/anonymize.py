@@ -2,9 +2,9 @@
 
 A payload is rewritten byte by byte. The msgpack headers and all lengths stay, and only values change. So a payload that
 kvbus rejects is still rejected at the same position. An allow-list says which values stay: numbers on which kvbus's
-decisions depend, known media, times, and words of the engine's code (types of events, names of fields, kinds of
-KV-cache groups). Every other value is replaced by a pseudonym. The key determines which pseudonym a value gets, and no
-two values get the same one.
+decisions depend, known media and localities, times, and words of the engine's code (types of events, names of fields,
+kinds of KV-cache groups). Every other value is replaced by a pseudonym. The key determines which pseudonym a value
+gets, and no two values get the same one.
 """
 
 from __future__ import annotations
@@ -205,6 +205,8 @@ class _Role(Enum):
     WORD = auto()
     """A word of the engine's code, such as a field's name or the type of an event. It stays unchanged."""
     MEDIUM = auto()
+    LOCALITY = auto()
+    """The locality of a block. LOCAL and REMOTE stay unchanged, because LOCAL may mean the same as no locality."""
     SEVENTH = auto()
     """The seventh field of a store: the name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
     SALT_NAME = auto()
@@ -219,6 +221,7 @@ _EVENT_FIELDS: Final = {
     b"event_type": _W,
     b"block_size": _N,
     b"medium": _M,
+    b"locality": _Role.LOCALITY,
     b"group_idx": _N,
     b"kv_cache_spec_kind": _W,
     b"kv_cache_spec_sliding_window": _N,
@@ -238,6 +241,7 @@ _is_word: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}").fullmatch
 _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
     _W: lambda text: _is_word(text) is not None,
     _M: lambda text: medium_key(text) is not None,
+    _Role.LOCALITY: lambda text: text in {"LOCAL", "REMOTE"},
     _Role.SALT_NAME: lambda text: text == "cache_salt",
 }
 """By role: a function that returns whether a text in this role stays unchanged. Other texts get a pseudonym."""
