@@ -80,7 +80,7 @@ DIRECT: Final[Mapping[str, Beliefs]] = {
     "SMG Rust relay 1.13.0": but("missed_five lost_tail"),
     "AIBrix 0.7.0": NEVER,
     "go-zeromq 0.17.0": NEVER,
-    "llm-d with replay (double)": but("lost_tail", nothing="long"),
+    "llm-d with replay (double)": but("missed_five lost_tail", nothing="long"),
     "never asks (double)": NEVER,
     "clears by pod (double)": NEVER,
     "PING as a message (double)": NEVER,
