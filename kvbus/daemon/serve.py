@@ -146,7 +146,7 @@ class Reloader:
                 self._refuse(list(dict.fromkeys(keys)), str(error), found, "is not valid, the previous one stays: %s")
                 facts = {"key": keys[0], "why": str(problems[0]) if problems else str(error)}
                 daemon.reload_findings["configuration"] = RELOAD_REFUSED(
-                    **facts, what="the configuration is", do="correct the file; `kvbus check FILE` lists all mistakes"
+                    **facts, what="the configuration", do="correct the file; `kvbus check FILE` lists all mistakes"
                 )
                 return
             self._broken = False
@@ -156,7 +156,7 @@ class Reloader:
                 self._refuse(keys, ", ".join(keys), found, text)
                 facts = {"key": keys[0], "why": f"{', '.join(keys)} changed, and needs a restart"}
                 daemon.reload_findings["configuration"] = RELOAD_REFUSED(
-                    **facts, what="the configuration is", do="restart kvbus, or take the change back"
+                    **facts, what="the configuration", do="restart kvbus, or take the change back"
                 )
                 return
             self._config_problem = ""
@@ -242,7 +242,7 @@ class Reloader:
             key, why = (problems[0].key, problems[0]) if problems else ("curve_client_keys", error)
             facts = {"key": key, "why": str(why)}
             daemon.reload_findings["keys"] = RELOAD_REFUSED(
-                **facts, what="changed CURVE keys are", do="correct the file"
+                **facts, what="the changed CURVE keys", do="correct the file"
             )
             return
         self._key_problem = ""
@@ -265,7 +265,7 @@ class Reloader:
         if problems:
             facts = {"key": problems[0].key, "why": str(problems[0])}
             daemon.reload_findings["credentials"] = RELOAD_REFUSED(
-                **facts, what="changed HTTP tokens or certificates are", do="correct the file"
+                **facts, what="the changed HTTP tokens or certificates", do="correct the file"
             )
         if found != before:
             daemon.admin.renew(found)

@@ -127,6 +127,12 @@ OWN: dict[str, dict[str, Any]] = {
     "file_unusable": {"why": "No such file or directory"},
     "libzmq_too_old": {"why": "libzmq 4.2.5 is too old: 4.3.5 or newer is needed (pyzmq 26 includes it)"},
     "http_taken": {"what": "the server at http://127.0.0.1:9477 is not a kvbus"},
+    "reload_refused": {
+        "key": "block_size",
+        "what": "the configuration",
+        "why": "block_size changed, and needs a restart",
+        "do": "restart kvbus, or take the change back",
+    },
     "no_bus": {"what": "the server at http://127.0.0.1:9477 is not a kvbus"},
     "other_configuration": {"theirs": "tcp://engine-1:5557"},
 }

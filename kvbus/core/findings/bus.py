@@ -134,7 +134,7 @@ LOG_OTHER_SCHEMA: Final = problem(
 RELOAD_REFUSED: Final = problem(
     "reload_refused",
     "{key}",
-    "{what} on disk not in force: {why}",
+    "kvbus does not use {what} on disk: {why}",
     "{do}",
     "kvbus keeps what it has read before. The next start reads the files on disk, and may fail.",
 )
